@@ -1,0 +1,59 @@
+// Byte-level BPE from tiktoken.model and tokenizer_config.json, with Kimi K3's pre-tokenizer.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace yoke::model {
+
+// Immutable after Load; threads may share it.
+class Tokenizer {
+ public:
+  // Reads tiktoken.model and tokenizer_config.json in `folder`.
+  static Result<Tokenizer> Load(const std::string& folder);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  size_t vocab_size() const;  // ranks and special tokens: largest id + 1
+
+  // Text, never special tokens: what looks like one is encoded as plain text. Text must be UTF-8
+  // (the error names the byte offset).
+  Result<std::vector<int>> Encode(std::string_view text) const;
+  // Like Encode, but the names of special tokens become their ids.
+  Result<std::vector<int>> EncodeWithSpecials(std::string_view text) const;
+
+  // Bytes of a token; a special token's name; "" for an unused id.
+  std::string_view TokenBytes(int token) const;
+  bool IsSpecial(int token) const;
+  // -1 when there is none of that name.
+  int SpecialId(std::string_view name) const;
+  std::string Decode(const std::vector<int>& tokens) const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Joins token bytes into text and never gives out half a UTF-8 character.
+class StreamDecoder {
+ public:
+  // Returns the text that is complete now; keeps an unfinished character. Bytes that can never
+  // become UTF-8 come out as U+FFFD.
+  std::string Push(std::string_view token_bytes);
+  // The end: an unfinished character becomes U+FFFD.
+  std::string Finish();
+
+ private:
+  std::string pending_;
+};
+
+// Byte offset of the first byte that is not UTF-8, or npos.
+size_t FindInvalidUtf8(std::string_view text);
+
+}  // namespace yoke::model

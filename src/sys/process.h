@@ -1,0 +1,73 @@
+// Child processes that never outlive us, pipes between them, and what a process costs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "sys/fd.h"
+
+namespace yoke {
+
+// A child. Killed and reaped on destruction. Move-only. On Linux the kernel kills it when the thread
+// that spawned it ends (PR_SET_PDEATHSIG), so spawn from a thread that lives as long as the process.
+class ChildProcess {
+ public:
+  struct Options {
+    std::vector<std::string> argv;          // argv[0] is the path of the program
+    std::vector<std::pair<int, int>> fds;   // (ours, number in the child); all others are closed
+    std::vector<std::string> env;           // "NAME=value", added to ours
+  };
+  static Result<ChildProcess> Spawn(const Options& options);
+  ~ChildProcess();
+  ChildProcess(ChildProcess&& other) noexcept;
+  ChildProcess& operator=(ChildProcess&& other) noexcept;
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  int pid() const { return pid_; }
+  struct Exit {
+    int code = 0;    // exit status, if not ended by a signal
+    int signal = 0;  // or the signal
+  };
+  // Reaps without waiting; the answer stays available.
+  std::optional<Exit> Poll();
+  // SIGKILL (works on stopped processes too), then reap.
+  void Kill();
+
+ private:
+  explicit ChildProcess(int pid) : pid_(pid) {}
+  int pid_ = -1;
+  std::optional<Exit> exit_;
+};
+
+struct Pipe {
+  Fd read;
+  Fd write;
+};
+// Both ends are closed on exec.
+Result<Pipe> MakePipe();
+
+// Path of the running program, to start itself again.
+Result<std::string> SelfPath();
+
+// Largest resident set of this process so far, and what of the present one is not file pages.
+uint64_t PeakRssBytes();
+uint64_t AnonymousRssBytes();  // RssAnon + RssShmem
+
+// Cores that this process may use.
+int NumCores();
+uint64_t TotalMemoryBytes();
+
+// Monotonic nanoseconds, comparable between processes of one machine.
+uint64_t NowNs();
+
+// SIGINT and SIGTERM set a flag instead of ending the process; a second one ends it at once.
+void CatchInterrupts();
+bool Interrupted();
+// In rank processes, which the terminal's Ctrl-C reaches too: the supervisor decides.
+void IgnoreInterrupts();
+
+}  // namespace yoke
