@@ -1,12 +1,12 @@
 // JSON from outside, as values: the one place that knows how nlohmann-json fails.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "base/result.h"
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -11,15 +12,20 @@
 
 namespace yoke {
 
-// A child. Killed and reaped on destruction. Move-only. On Linux the kernel kills it when the thread
-// that spawned it ends (PR_SET_PDEATHSIG), so spawn from a thread that lives as long as the process.
+// A child. Killed and reaped on destruction. Move-only. On Linux the kernel kills it when the
+// thread that spawned it ends (PR_SET_PDEATHSIG), so spawn from a thread that lives as long as the
+// process; for other systems see EndWithParent. Not thread-safe.
 class ChildProcess {
  public:
   struct Options {
-    std::vector<std::string> argv;          // argv[0] is the path of the program
-    std::vector<std::pair<int, int>> fds;   // (ours, number in the child); all others are closed
-    std::vector<std::string> env;           // "NAME=value", added to ours
+    std::vector<std::string> argv;  // argv[0] is the path of the program
+    // (ours, number in the child, each once and at most kChildFdMax). The child has these and its
+    // standard streams, which it shares with us unless a pair names 0, 1 or 2; no others.
+    std::vector<std::pair<int, int>> fds;
+    std::vector<std::string> env;  // "NAME=value", added to ours or in its place
   };
+  static constexpr int kChildFdMax = 255;
+  // Returns when the program runs; a program that cannot be started is an error.
   static Result<ChildProcess> Spawn(const Options& options);
   ~ChildProcess();
   ChildProcess(ChildProcess&& other) noexcept;
@@ -39,9 +45,16 @@ class ChildProcess {
 
  private:
   explicit ChildProcess(int pid) : pid_(pid) {}
-  int pid_ = -1;
+  // One waitpid; keeps the answer.
+  void Reap(int flags);
+
+  int pid_ = -1;  // -1 after a move
   std::optional<Exit> exit_;
 };
+
+// For a spawned process to call at its start: it ends when its parent does, however that ends. On
+// Linux the spawning already saw to it; on macOS a thread waits for the parent's exit.
+void EndWithParent();
 
 struct Pipe {
   Fd read;
@@ -53,11 +66,12 @@ Result<Pipe> MakePipe();
 // Path of the running program, to start itself again.
 Result<std::string> SelfPath();
 
-// Largest resident set of this process so far, and what of the present one is not file pages.
+// Largest resident set of this process so far (file pages included), and what of the present one is
+// not file pages.
 uint64_t PeakRssBytes();
 uint64_t AnonymousRssBytes();  // RssAnon + RssShmem
 
-// Cores that this process may use.
+// Cores that this process may use: its affinity, and a container's CPU quota, rounded up.
 int NumCores();
 uint64_t TotalMemoryBytes();
 
@@ -67,7 +81,8 @@ uint64_t NowNs();
 // SIGINT and SIGTERM set a flag instead of ending the process; a second one ends it at once.
 void CatchInterrupts();
 bool Interrupted();
-// In rank processes, which the terminal's Ctrl-C reaches too: the supervisor decides.
+// In rank processes, which a terminal's Ctrl-C and a service manager's stop reach too: the
+// supervisor decides. Only SIGKILL ends such a process.
 void IgnoreInterrupts();
 
 }  // namespace yoke

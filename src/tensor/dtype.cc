@@ -18,7 +18,9 @@ std::string_view ToString(DType dtype) {
   return "unknown";
 }
 
-bool IsBlockFormat(DType dtype) { return dtype == DType::kQ8_0 || dtype == DType::kMxfp4; }
+bool IsBlockFormat(DType dtype) {
+  return dtype == DType::kQ8_0 || dtype == DType::kMxfp4;
+}
 
 size_t DataBytes(DType dtype, size_t cols) {
   YOKE_CHECK(!IsBlockFormat(dtype) || cols % kBlockCols == 0);

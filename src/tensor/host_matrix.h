@@ -43,10 +43,9 @@ uint16_t F32ToF16(float value);
 float E2m1ToF32(uint8_t code);
 float E8m0ToF32(uint8_t scale);
 
-// Quantises one row to Q8_0: scale = max|x| / 127 (rounded to f16), code = round(x / scale). A block
-// that f16 scales cannot hold (max|x| from 8.3e6 on, infinity, NaN) gets an infinite scale and so
-// reads back as NaN.
-// row: [cols]; codes: [cols]; scales: [cols / 32] f16 bits.
+// Quantises one row to Q8_0: scale = max|x| / 127 (rounded to f16), code = round(x / scale). A
+// block that f16 scales cannot hold (max|x| from 8.3e6 on, infinity, NaN) gets an infinite scale
+// and so reads back as NaN. row: [cols]; codes: [cols]; scales: [cols / 32] f16 bits.
 void QuantizeRowQ8_0(std::span<const float> row, std::span<int8_t> codes,
                      std::span<uint16_t> scales);
 
