@@ -13,10 +13,6 @@ using kernels::BufferId;
 using kernels::kCacheBlockTokens;
 using kernels::View;
 
-struct KimiK3::Buffers : KimiK3Buffers {
-  using KimiK3Buffers::KimiK3Buffers;
-};
-
 KimiK3::KimiK3(const KimiK3Config& config, std::vector<KimiK3Shard> shards, KimiK3Weights weights,
                Backend& backend, fabric::Group& group, Options options)
     : config_(config),
@@ -26,7 +22,7 @@ KimiK3::KimiK3(const KimiK3Config& config, std::vector<KimiK3Shard> shards, Kimi
       backend_(backend),
       group_(group),
       options_(options),
-      buffers_(std::make_unique<Buffers>(config_, shard_, weights_, options.tokens_max, backend)) {}
+      buffers_(std::make_unique<KimiK3Buffers>(config_, shard_, weights_, options.tokens_max, backend)) {}
 
 KimiK3::~KimiK3() {
   backend_.Flush();
@@ -37,7 +33,7 @@ KimiK3::~KimiK3() {
 
 Result<View> KimiK3::Forward(std::span<const SequenceStep> steps) {
   BeginStep(steps);
-  Buffers& b = *buffers_;
+  const KimiK3Buffers& b = *buffers_;
   const View prefix = b.prefix.Rows(0, num_tokens_);
   const View h = b.h.Rows(0, num_tokens_);
   const View x = b.x.Rows(0, num_tokens_);
@@ -93,7 +89,7 @@ Status KimiK3::Attention(size_t layer_idx) {
 }
 
 void KimiK3::Kda(const KdaWeights& w, size_t kda_idx) {
-  const Buffers& b = *buffers_;
+  const KimiK3Buffers& b = *buffers_;
   const auto rows = [this](const View& view) { return view.Rows(0, num_tokens_); };
   backend_.Linear(rows(b.x), {{w.q_proj, rows(b.kda.q)},
                               {w.k_proj, rows(b.kda.k)},
@@ -133,7 +129,7 @@ void KimiK3::Kda(const KdaWeights& w, size_t kda_idx) {
 }
 
 void KimiK3::Mla(const MlaWeights& w, size_t mla_idx) {
-  const Buffers& b = *buffers_;
+  const KimiK3Buffers& b = *buffers_;
   const auto rows = [this](const View& view) { return view.Rows(0, num_tokens_); };
   backend_.Linear(rows(b.x), {{w.q_a_proj, rows(b.mla.q_a)},
                               {w.kv_a_proj, rows(b.mla.kv_a)},
@@ -172,7 +168,7 @@ Status KimiK3::FeedForward(const LayerWeights& w) {
 }
 
 void KimiK3::DenseFfn(const FfnWeights& w) {
-  const Buffers& b = *buffers_;
+  const KimiK3Buffers& b = *buffers_;
   const auto rows = [this](const View& view) { return view.Rows(0, num_tokens_); };
   const FfnBuffers& f = b.dense;
   backend_.Linear(rows(b.x), {{w.gate_proj, rows(f.gate)}, {w.up_proj, rows(f.up)}});
@@ -182,7 +178,7 @@ void KimiK3::DenseFfn(const FfnWeights& w) {
 }
 
 Status KimiK3::Moe(const MoeWeights& w) {
-  const Buffers& b = *buffers_;
+  const KimiK3Buffers& b = *buffers_;
   const auto rows = [this](const View& view) { return view.Rows(0, num_tokens_); };
   backend_.Linear(rows(b.x), {{w.latent_down_proj, rows(b.moe.latent_part)},
                               {w.router, rows(b.moe.router_part)},
@@ -224,7 +220,7 @@ Status KimiK3::Moe(const MoeWeights& w) {
 }
 
 void KimiK3::Mix(const AttnResWeights& w, const View& out) {
-  const Buffers& b = *buffers_;
+  const KimiK3Buffers& b = *buffers_;
   backend_.AttnRes({.prefix = b.prefix.Rows(0, num_tokens_),
                     .bank = b.bank.Rows(0, num_tokens_),
                     .num_bank = num_bank_,
@@ -236,7 +232,7 @@ void KimiK3::Mix(const AttnResWeights& w, const View& out) {
 }
 
 View KimiK3::Logits() {
-  const Buffers& b = *buffers_;
+  const KimiK3Buffers& b = *buffers_;
   const View h = b.h.Rows(0, num_tokens_);
   Mix(weights_.output_res, h);
   backend_.RmsNorm(h, weights_.output_norm, config_.norm_eps, h);
@@ -270,8 +266,9 @@ Status KimiK3::AllReduce(const View& view) {
 // Each rank has computed some columns of the latent input and of the router's scores; afterwards
 // every rank has them all. One collective: rank r's part is its latent rows, then its scores.
 Status KimiK3::GatherLatentAndRouter() {
-  const Buffers& b = *buffers_;
-  std::vector<size_t> offsets = {0};
+  const KimiK3Buffers& b = *buffers_;
+  std::vector<size_t>& offsets = gather_offsets_;
+  offsets.assign(1, 0);
   for (const KimiK3Shard& shard : shards_) {
     offsets.push_back(offsets.back() +
                       num_tokens_ * (shard.latent_rows.size() + shard.router_rows.size()));
@@ -325,17 +322,6 @@ void KimiK3::Release(SequenceState& state) {
     for (const BufferId block : blocks) backend_.Free(block);
   }
   state = {};
-}
-
-uint64_t KimiK3::StateBytes() const {
-  const size_t d = config_.kda_head_dim;
-  return sizeof(float) * config_.NumLayers(LayerKind::kKda) * shard_.kda_heads.size() *
-         (9 * d + d * d);
-}
-
-uint64_t KimiK3::CacheBlockBytes() const {
-  return sizeof(float) * config_.NumLayers(LayerKind::kMla) * kCacheBlockTokens *
-         (config_.kv_lora_rank + config_.qk_rope_dim);
 }
 
 void KimiK3::GrowCache(SequenceState& state, size_t num_positions) {

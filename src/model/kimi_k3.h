@@ -15,6 +15,8 @@
 
 namespace yoke::model {
 
+struct KimiK3Buffers;
+
 // What a sequence carries from step to step on this rank. Owned by its model.
 struct SequenceState {
   size_t position = 0;  // tokens done so far
@@ -68,13 +70,8 @@ class KimiK3 {
   const std::vector<KimiK3Shard>& shards() const { return shards_; }
   size_t tokens_max() const { return options_.tokens_max; }
 
-  // Bytes that a sequence keeps on this rank: fixed, and for each cache block.
-  uint64_t StateBytes() const;
-  uint64_t CacheBlockBytes() const;
 
  private:
-  struct Buffers;
-
   void BeginStep(std::span<const SequenceStep> steps);
   void GrowCache(SequenceState& state, size_t num_positions);
   Status Embed();
@@ -102,7 +99,7 @@ class KimiK3 {
   fabric::Group& group_;
   const Options options_;
   LayerObserver observer_;
-  std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<KimiK3Buffers> buffers_;
 
   // The step in progress.
   std::vector<SequenceStep> steps_;
@@ -110,7 +107,8 @@ class KimiK3 {
   std::vector<int32_t> tokens_;
   std::vector<kernels::View> conv_states_, delta_states_;
   std::vector<std::span<const kernels::BufferId>> caches_;
-  std::vector<float> host_;  // staging for collectives
+  std::vector<float> host_;               // staging for collectives
+  std::vector<size_t> gather_offsets_;  // of ranks' parts, in floats
   size_t num_tokens_ = 0;
   size_t num_bank_ = 0;  // AttnRes rows pushed so far
 };

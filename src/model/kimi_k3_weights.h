@@ -81,6 +81,6 @@ struct KimiK3Weights {
 
 // REQUIRES: CheckInventory passed. Errors name the tensor.
 Result<KimiK3Weights> LoadKimiK3Weights(const KimiK3Config& config, const KimiK3Shard& shard,
-                                        WeightLoader& loader);
+                                        WeightSource& source);
 
 }  // namespace yoke::model

@@ -49,12 +49,6 @@ bool CanBeQ8(const FileTensor& tensor) {
   return tensor.dtype == FileDType::kBf16 && Cols2d(tensor) % kBlockCols == 0;
 }
 
-std::string ExpertName(const std::string& pattern, size_t expert) {
-  const size_t at = pattern.find("{}");
-  YOKE_CHECK(at != std::string::npos);
-  return pattern.substr(0, at) + std::to_string(expert) + pattern.substr(at + 2);
-}
-
 // 255 is the format's NaN: a checkpoint that holds it would poison every sum silently.
 Status CheckScales(const std::string& name, std::span<const std::byte> scales) {
   if (std::find(scales.begin(), scales.end(), std::byte{255}) == scales.end()) return Ok{};
@@ -67,6 +61,12 @@ void CopyBytes(std::span<const std::byte> from, std::span<std::byte> to) {
 }
 
 }  // namespace
+
+std::string ExpertName(const std::string& pattern, size_t expert) {
+  const size_t at = pattern.find("{}");
+  YOKE_CHECK(at != std::string::npos);
+  return pattern.substr(0, at) + std::to_string(expert) + pattern.substr(at + 2);
+}
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, kernels::Backend& backend,
                            TrunkFormat trunk, std::function<void(uint64_t)> on_bytes)
@@ -83,8 +83,9 @@ Result<const FileTensor*> WeightLoader::Find(const std::string& name) const {
   return tensor;
 }
 
-void WeightLoader::Copied(const FileTensor& tensor, std::span<const std::byte> part) {
-  bytes_copied_ += part.size();
+void WeightLoader::Copied(const FileTensor& tensor, std::span<const std::byte> part,
+                          size_t num_bytes) {
+  bytes_copied_ += num_bytes;
   checkpoint_.DropPages(tensor, part);
   if (on_bytes_) on_bytes_(bytes_copied_);
 }
@@ -112,14 +113,14 @@ HostMatrix WeightLoader::CopyRows(const FileTensor& tensor, const Range& rows, b
 Result<WeightId> WeightLoader::RowsAsStored(const std::string& name, const Range& rows) {
   YOKE_TRY(const FileTensor* tensor, Find(name));
   HostMatrix matrix = CopyRows(*tensor, rows, false);
-  Copied(*tensor, RowBytes(*tensor, rows));
+  Copied(*tensor, RowBytes(*tensor, rows), RowBytes(*tensor, rows).size());
   return backend_.AddWeight(std::move(matrix));
 }
 
 Result<WeightId> WeightLoader::Rows(const std::string& name, const Range& rows) {
   YOKE_TRY(const FileTensor* tensor, Find(name));
   HostMatrix matrix = CopyRows(*tensor, rows, trunk_ == TrunkFormat::kQ8_0 && CanBeQ8(*tensor));
-  Copied(*tensor, RowBytes(*tensor, rows));
+  Copied(*tensor, RowBytes(*tensor, rows), RowBytes(*tensor, rows).size());
   return backend_.AddWeight(std::move(matrix));
 }
 
@@ -147,9 +148,7 @@ Result<ColumnSlice> WeightLoader::Cols(const std::string& name, const Range& col
     CopyBytes(row.ScaleRow(0).subspan(ScaleBytes(dtype, kept.begin), ScaleBytes(dtype, kept.size())),
               matrix.ScaleRow(i));
   }
-  bytes_copied_ += num_rows * kept.size() * BytesPerElement(tensor->dtype);
-  Copied(*tensor, {});
-  checkpoint_.DropPages(*tensor, tensor->bytes);
+  Copied(*tensor, tensor->bytes, num_rows * kept.size() * BytesPerElement(tensor->dtype));
   return ColumnSlice{backend_.AddWeight(std::move(matrix)), cols.begin - kept.begin, kept.size()};
 }
 
@@ -158,7 +157,8 @@ Result<WeightId> WeightLoader::Vector(const std::string& name, const Range& elem
   HostMatrix matrix = HostMatrix::Make(DType::kF32, 1, elements.size());
   ToF32(*tensor, elements, matrix.data.as<float>());
   const size_t bytes = BytesPerElement(tensor->dtype);
-  Copied(*tensor, tensor->bytes.subspan(elements.begin * bytes, elements.size() * bytes));
+  const auto part = tensor->bytes.subspan(elements.begin * bytes, elements.size() * bytes);
+  Copied(*tensor, part, part.size());
   return backend_.AddWeight(std::move(matrix));
 }
 
@@ -184,10 +184,6 @@ Result<WeightId> WeightLoader::HeadVector(const std::string& name, const Range& 
   return Vector(name, heads);
 }
 
-Result<WeightId> WeightLoader::ConvRows(const std::string& name, const Range& channels) {
-  return RowsAsStored(name, channels);
-}
-
 Result<WeightId> WeightLoader::ExpertRows(const std::string& pattern, size_t num_experts,
                                           const Range& rows) {
   HostMatrix stack;
@@ -203,8 +199,8 @@ Result<WeightId> WeightLoader::ExpertRows(const std::string& pattern, size_t num
     YOKE_RETURN_IF_ERROR(CheckScales(name, scales));
     CopyBytes(codes, stack.data.bytes().subspan(e * codes.size(), codes.size()));
     CopyBytes(scales, stack.scales.bytes().subspan(e * scales.size(), scales.size()));
-    Copied(*packed, codes);
-    Copied(*scale, scales);
+    Copied(*packed, codes, codes.size());
+    Copied(*scale, scales, scales.size());
   }
   return backend_.AddWeight(std::move(stack));
 }
@@ -230,10 +226,8 @@ Result<ColumnSlice> WeightLoader::ExpertCols(const std::string& pattern, size_t 
       CopyBytes(scales.subspan(kept.begin / kBlockCols, kept.size() / kBlockCols),
                 stack.ScaleRow(e * num_rows + i));
     }
-    bytes_copied_ += num_rows * (kept.size() / 2 + kept.size() / kBlockCols);
-    checkpoint_.DropPages(*packed, packed->bytes);
-    checkpoint_.DropPages(*scale, scale->bytes);
-    Copied(*packed, {});
+    Copied(*packed, packed->bytes, num_rows * kept.size() / 2);
+    Copied(*scale, scale->bytes, num_rows * kept.size() / kBlockCols);
   }
   return ColumnSlice{backend_.AddWeight(std::move(stack)), cols.begin - kept.begin, kept.size()};
 }

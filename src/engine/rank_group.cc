@@ -1,0 +1,218 @@
+#include "engine/rank_group.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "fabric/board.h"
+#include "fabric/group.h"
+#include "fabric/shm_link.h"
+#include "fabric/waiter.h"
+#include "sys/process.h"
+#include "sys/shm.h"
+
+namespace yoke::engine {
+namespace {
+
+using fabric::Board;
+using fabric::Phase;
+
+constexpr auto kReapPeriod = std::chrono::milliseconds(20);
+constexpr uint64_t kStopNs = 2'000'000'000;  // for an orderly end
+constexpr size_t kResultBytesMax = size_t{1} << 32;
+constexpr int kSegmentFd = 3;
+constexpr int kControlFd = 4;
+
+// Reaps children as they end and writes that on the board, where every wait looks.
+class Reaper {
+ public:
+  Reaper(Board& board, std::vector<ChildProcess>& children) : board_(board), children_(children) {
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~Reaper() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+  Reaper(const Reaper&) = delete;
+  Reaper& operator=(const Reaper&) = delete;
+
+ private:
+  void Run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      for (size_t i = 0; i < children_.size(); ++i) {
+        fabric::BoardLine& line = board_.lines[i];
+        if (line.exited != 0) continue;
+        const std::optional<ChildProcess::Exit> exit = children_[i].Poll();
+        if (!exit) continue;
+        line.exit_signal = exit->signal;
+        line.exit_code = exit->code;
+        line.exited = 1;
+      }
+      wake_.wait_for(lock, kReapPeriod, [this] { return stop_; });
+    }
+  }
+
+  Board& board_;
+  std::vector<ChildProcess>& children_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+class RankGroup::Impl {
+ public:
+  Impl(GroupOptions options, ShmSegment segment, Fd control)
+      : options_(std::move(options)),
+        segment_(std::move(segment)),
+        board_(fabric::BoardIn(segment_)),
+        control_(std::move(control)),
+        waiter_(board_, options_.num_ranks(), -1, {}),
+        link_(fabric::MakeShmLink(segment_, options_.num_ranks(), options_.num_ranks(), 0)) {}
+
+  ~Impl() {
+    board_.stop = 1;
+    reaper_.reset();
+    children_.clear();  // kills and reaps
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Status Spawn(const std::string& program, int control_read_fd) {
+    for (int rank = 0; rank < options_.num_ranks(); ++rank) {
+      const RankOptions rank_options = {.group = options_,
+                                        .rank = rank,
+                                        .segment_fd = kSegmentFd,
+                                        .control_fd = kControlFd};
+      board_.lines[rank].heartbeat_ns = NowNs();  // it has not started yet, but is not lost
+      YOKE_TRY(ChildProcess child,
+               ChildProcess::Spawn({.argv = {program, "rank", RankOptionsToJson(rank_options)},
+                                    .fds = {{segment_.fd(), kSegmentFd},
+                                            {control_read_fd, kControlFd}},
+                                    .env = {}}));
+      children_.push_back(std::move(child));
+    }
+    reaper_ = std::make_unique<Reaper>(board_, children_);
+    return Ok{};
+  }
+
+  Status WaitLoaded(const Hooks& hooks) {
+    const uint64_t begin_ns = NowNs();
+    Status status = Ok{};
+    // Loading takes as long as the disk needs, so there is no deadline while ranks are alive and
+    // copying: each heartbeat is checked all the time, and a byte must be copied now and then.
+    for (bool loaded = false; !loaded;) {
+      uint64_t next_report_ns = NowNs() + 50'000'000;
+      bool report = false;
+      status = waiter_.Until([&] {
+        loaded = AllLoaded();
+        report = NowNs() >= next_report_ns;
+        return loaded || report || Interrupted();
+      });
+      if (!status) return std::move(status).error().Wrap("loading the model");
+      if (Interrupted()) return Error(ErrorCode::kCancelled, "interrupted while loading");
+      if (hooks.on_progress) hooks.on_progress(Progress());
+    }
+    load_seconds_ = static_cast<double>(NowNs() - begin_ns) * 1e-9;
+    return Ok{};
+  }
+
+  Result<StepResult> Step(StepPlan plan) {
+    plan.step = ++num_steps_;
+    YOKE_RETURN_IF_ERROR(Send(plan));
+    YOKE_TRY(const std::vector<std::byte> bytes,
+             fabric::ReceiveMessage(*link_, waiter_, kResultBytesMax));
+    return StepResult::Parse(bytes);
+  }
+
+  Status Stop() {
+    StepPlan plan;
+    plan.stop = true;
+    YOKE_RETURN_IF_ERROR(Send(plan));
+    const uint64_t deadline_ns = NowNs() + kStopNs;
+    while (NowNs() < deadline_ns) {
+      bool all_gone = true;
+      for (int i = 0; i < options_.num_ranks(); ++i) all_gone &= board_.lines[i].exited != 0;
+      if (all_gone) return Ok{};
+      std::this_thread::yield();
+    }
+    return Error(ErrorCode::kDeadlineExceeded, "a rank did not end within 2 s of being told to");
+  }
+
+  const GroupOptions& options() const { return options_; }
+  double load_seconds() const { return load_seconds_; }
+  std::vector<int> pids() const {
+    std::vector<int> pids;
+    for (const ChildProcess& child : children_) pids.push_back(child.pid());
+    return pids;
+  }
+
+ private:
+  Status Send(const StepPlan& plan) {
+    return fabric::SendMessage(*link_, waiter_, plan.Serialize());
+  }
+
+  bool AllLoaded() const {
+    for (int i = 0; i < options_.num_ranks(); ++i) {
+      if (board_.lines[i].phase != Phase::kIdle) return false;
+    }
+    return true;
+  }
+
+  LoadProgress Progress() const {
+    LoadProgress progress;
+    for (int i = 0; i < options_.num_ranks(); ++i) {
+      progress.loaded_bytes += board_.lines[i].loaded_bytes;
+      progress.total_bytes += board_.lines[i].load_bytes;
+    }
+    return progress;
+  }
+
+  GroupOptions options_;
+  ShmSegment segment_;
+  Board& board_;
+  Fd control_;  // write end: its closing tells the ranks that we are gone
+  fabric::Waiter waiter_;
+  std::unique_ptr<fabric::Link> link_;
+  std::vector<ChildProcess> children_;
+  std::unique_ptr<Reaper> reaper_;
+  uint64_t num_steps_ = 0;
+  double load_seconds_ = 0;
+};
+
+Result<std::unique_ptr<RankGroup>> RankGroup::Start(const std::string& program,
+                                                    const GroupOptions& options,
+                                                    const Hooks& hooks) {
+  YOKE_TRY(ShmSegment segment,
+           ShmSegment::Create(fabric::GroupSegmentBytes(options.num_ranks())));
+  YOKE_TRY(Pipe control, MakePipe());
+  auto impl = std::make_unique<Impl>(options, std::move(segment), std::move(control.write));
+  YOKE_RETURN_IF_ERROR(impl->Spawn(program, control.read.get()));
+  if (hooks.on_spawned) hooks.on_spawned(impl->pids());
+  YOKE_RETURN_IF_ERROR(impl->WaitLoaded(hooks));
+  return std::unique_ptr<RankGroup>(new RankGroup(std::move(impl)));
+}
+
+RankGroup::RankGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RankGroup::~RankGroup() = default;
+
+Result<StepResult> RankGroup::Step(StepPlan plan) { return impl_->Step(std::move(plan)); }
+Status RankGroup::Stop() { return impl_->Stop(); }
+int RankGroup::num_ranks() const { return impl_->options().num_ranks(); }
+const GroupOptions& RankGroup::options() const { return impl_->options(); }
+std::vector<int> RankGroup::pids() const { return impl_->pids(); }
+double RankGroup::load_seconds() const { return impl_->load_seconds(); }
+
+}  // namespace yoke::engine
