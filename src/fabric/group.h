@@ -1,10 +1,12 @@
 // Collectives among the ranks of one running model, on links. All ranks enter the same operations
-// in the same order. An error ends the group: every later call fails too.
+// in the same order. An error ends the group: every later call fails too. Sums and copies are cut
+// into slots that travel while others are summed; nobody waits before having sent what fits.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,7 +21,7 @@ struct GroupStats {
   uint64_t num_ops = 0;
   uint64_t bytes_sent = 0;
   uint64_t total_ns = 0;   // inside collectives, waiting included
-  uint64_t waited_ns = 0;  // of total_ns: until the last peer's data was there
+  uint64_t waited_ns = 0;  // of total_ns: nothing to do until a peer's data was there
 };
 
 class Group {
@@ -41,14 +43,21 @@ class Group {
   Status Broadcast(int root, std::span<std::byte> data);
   Status Barrier();
 
+  // A group of one rank counts nothing: it does no operation.
   const GroupStats& stats() const { return stats_; }
 
  private:
+  template <typename Body>
+  Status Run(Op op, Body&& body);
+  template <typename Work>
+  Status Drive(Work& work);
+
   int rank_;
   std::vector<std::unique_ptr<Link>> links_;
   Board& board_;
   Waiter waiter_;
   GroupStats stats_;
+  std::optional<Error> failed_;
 };
 
 // Whole messages on one link, for the supervisor and rank 0: 8 bytes of length, then the payload,

@@ -11,15 +11,17 @@ namespace yoke::fabric {
 
 // Payload bytes of a slot. A decode step's all-reduce (7168 f32) fits one slot.
 constexpr size_t kSlotBytes = 32 * 1024;
+constexpr size_t kSlotAlignment = 64;
 
 // Never blocks: callers spin through Waiter. One thread uses a link.
 class Link {
  public:
   virtual ~Link() = default;
 
-  // A slot to fill, kSlotBytes long, or an empty span while the peer has not released one.
+  // A slot to fill, kSlotBytes long, or an empty span while the peer has not released one. Asking
+  // again before Post gives the same slot. Slots and payloads are aligned to kSlotAlignment.
   virtual std::span<std::byte> TryAcquire() = 0;
-  // Sends the acquired slot's first num_bytes.
+  // Sends the acquired slot's first num_bytes, 1..kSlotBytes.
   virtual void Post(size_t num_bytes) = 0;
 
   // The next arrived slot's payload, or an empty span. Stays valid until Release. A payload has at

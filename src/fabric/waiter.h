@@ -1,5 +1,6 @@
-// How a rank waits for peers: spin a little, then yield, look at the board now and then, give up at
-// a deadline. Every wait of the fabric goes through here, so none is without a bound.
+// How a rank waits for peers: spin a little, then yield, after some milliseconds nap; look at the
+// board now and then, give up at a deadline. Every wait of the fabric goes through here, so none is
+// without a bound.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 namespace yoke::fabric {
 
 struct WaitLimits {
-  uint64_t stale_ns = 2'500'000'000;     // a peer without heartbeat for this long is lost
+  uint64_t stale_ns = 2'500'000'000;       // a peer without heartbeat for this long is lost
   uint64_t deadline_ns = 120'000'000'000;  // one wait in all
 };
 
@@ -20,7 +21,8 @@ class Waiter {
   // board outlives the waiter. self: own rank, or -1 for the supervisor.
   Waiter(const Board& board, int num_ranks, int self, WaitLimits limits);
 
-  // Calls `ready` until it is true. Time spent is added to waited_ns().
+  // Calls `ready` until it is true; no clock is read if it is true at once. Errors: kCancelled when
+  // the supervisor stops the group, kUnavailable for a lost peer, kDeadlineExceeded.
   template <typename Ready>
   Status Until(Ready&& ready) {
     for (Begin();;) {
@@ -34,15 +36,20 @@ class Waiter {
  private:
   void Begin();
   Status End();
-  Status Pause();  // spin, then yield; every so often check board and deadline
+  Status Pause();  // spin, yield or nap; every so often Look
+  Status Look(uint64_t now_ns);
 
   const Board& board_;
   int num_ranks_;
   int self_;
   WaitLimits limits_;
+  uint32_t spins_max_;  // pauses before yielding
   uint32_t spins_ = 0;
-  uint64_t begin_ns_ = 0;
-  uint64_t waited_ns_ = 0;
+  uint64_t begin_ns_ = 0;           // of this wait; 0 before its first pause
+  uint64_t looked_ns_ = 0;          // when we last looked at the board
+  uint64_t watching_since_ns_ = 0;  // since then we looked without a long gap
+  uint64_t elapsed_ns_ = 0;         // of this wait; a long gap counts only in part
+  uint64_t waited_ns_ = 0;          // sum over all waits
 };
 
 }  // namespace yoke::fabric
