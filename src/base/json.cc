@@ -68,7 +68,7 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
 
   bool key(std::string& value) override {
     if (open_.back()->contains(value)) {
-      problem_ = "key \"" + Printable(value) + "\" occurs twice in one object";
+      problem_ = "with key \"" + Printable(value) + "\" twice in one object";
       return false;
     }
     key_ = std::move(value);
@@ -77,10 +77,11 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
 
   bool parse_error(size_t byte, const std::string& /*last_token*/,
                    const Json::exception& error) override {
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ..."
     std::string_view what = error.what();
-    what.remove_prefix(std::min(what.size(), what.find("] ") + 2));  // "[json.exception.x.101] "
-    const std::string position = "at byte " + std::to_string(byte) + ": ";
-    problem_ = position + Printable(what);
+    what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
+    if (what.starts_with("parse error at ")) what.remove_prefix(what.find(": ") + 2);
+    problem_ = "at byte " + std::to_string(byte) + ": " + Printable(what);
     return false;
   }
 
@@ -154,7 +155,7 @@ Result<Json> ParseJson(std::string_view text, size_t bytes_max) {
   }
   TreeBuilder builder;
   if (!Json::sax_parse(text, &builder)) {
-    return Error(ErrorCode::kCorrupt, "invalid JSON: " + builder.problem());
+    return Error(ErrorCode::kCorrupt, "invalid JSON " + builder.problem());
   }
   return builder.TakeRoot();
 }

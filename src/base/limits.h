@@ -9,6 +9,6 @@ namespace yoke {
 constexpr size_t kJsonDepthMax = 64;
 
 // Bytes of foreign text that an error message repeats.
-constexpr size_t kQuotedBytesMax = 80;
+constexpr size_t kQuotedBytesMax = 160;
 
 }  // namespace yoke

@@ -1,0 +1,56 @@
+#include <algorithm>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "sys/memory.h"
+#include "sys/process.h"
+#include "sys/shm.h"
+
+namespace yoke {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kSlack = 8 * kMiB;  // what the test's own machinery may take or give back
+
+TEST(ProcessStatsTest, AnonymousMemoryFollowsWhatIsTouchedAndFreed) {
+  const uint64_t before = AnonymousRssBytes();
+  ASSERT_GT(before, 0U);
+  {
+    PageBuffer buffer(64 * kMiB);
+    std::ranges::fill(buffer.bytes(), std::byte{1});
+    EXPECT_GT(AnonymousRssBytes(), before + 64 * kMiB - kSlack);
+    EXPECT_LT(AnonymousRssBytes(), before + 64 * kMiB + kSlack);
+    EXPECT_GE(PeakRssBytes(), 64 * kMiB);
+  }
+  EXPECT_LT(AnonymousRssBytes(), before + kSlack);
+  EXPECT_GE(PeakRssBytes(), 64 * kMiB);
+}
+
+#ifdef __linux__
+TEST(ProcessStatsTest, SharedSegmentsCount) {
+  ShmSegment segment = ShmSegment::Create(32 * kMiB).value();
+  const uint64_t before = AnonymousRssBytes();
+  std::fill_n(segment.data(), segment.size(), std::byte{1});
+  EXPECT_GT(AnonymousRssBytes(), before + 32 * kMiB - kSlack);
+}
+#endif
+
+TEST(ProcessStatsTest, MachineHasCoresAndMemory) {
+  EXPECT_GE(NumCores(), 1);
+  EXPECT_LE(static_cast<unsigned>(NumCores()), std::max(1U, std::thread::hardware_concurrency()));
+  EXPECT_GT(TotalMemoryBytes(), PeakRssBytes());
+}
+
+TEST(ClockTest, NeverGoesBackAndDoesGoForward) {
+  const uint64_t begin = NowNs();
+  uint64_t last = begin;
+  while (last < begin + 1'000'000) {
+    const uint64_t now = NowNs();
+    ASSERT_GE(now, last);
+    last = now;
+  }
+}
+
+}  // namespace
+}  // namespace yoke
