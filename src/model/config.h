@@ -18,8 +18,12 @@ struct KimiK3Config {
   size_t vocab_size = 0;
   size_t context_max = 0;  // max_position_embeddings
   float norm_eps = 0;      // rms_norm_eps
-  float latent_norm_eps = 1e-6f;  // of q_a and kv_a norms: 1e-6 in the released code; see docs
-  float l2_eps = 1e-6f;           // of q and k in KDA
+  // Of MLA's q_a and kv_a norms. The released code builds these two without an epsilon, so they
+  // have its default of 1e-6 whatever rms_norm_eps says; converters to other formats (GGUF) fold
+  // them into rms_norm_eps. "latent_norm_eps" in text_config, which the release does not have,
+  // overrides it.
+  float latent_norm_eps = 1e-6f;
+  float l2_eps = 1e-6f;  // of q and k in KDA; a constant of the released code
 
   std::vector<LayerKind> layer_kinds;  // [num_layers]
   size_t attn_res_block = 0;           // a bank row is pushed at layers 0, block, 2 block, ...
@@ -40,10 +44,10 @@ struct KimiK3Config {
   size_t num_experts = 0;
   size_t experts_per_token = 0;
   size_t num_shared_experts = 0;
-  size_t expert_ffn_dim = 0;   // moe_intermediate_size
-  size_t latent_dim = 0;       // routed_expert_hidden_size
-  bool renormalize = true;     // moe_renormalize
-  float routed_scale = 1;      // routed_scaling_factor
+  size_t expert_ffn_dim = 0;  // moe_intermediate_size
+  size_t latent_dim = 0;      // routed_expert_hidden_size
+  bool renormalize = true;    // moe_renormalize
+  float routed_scale = 1;     // routed_scaling_factor
   float situ_beta = 0;
   float situ_linear_beta = 0;
 
@@ -52,6 +56,8 @@ struct KimiK3Config {
   // Of the vision tower, for counting tensors only.
   size_t vision_dim = 0, vision_layers = 0, vision_ffn_dim = 0, vision_patch = 0, vision_merge = 0;
   size_t vision_num_heads = 0;
+  size_t vision_qkv_dim = 0;    // of each of q, k and v: 12 heads of 128, not vision_dim
+  size_t vision_pos_grid = 64;  // rows and columns of the learned position grid
 
   bool IsDense(size_t layer_idx) const { return layer_idx < num_dense_layers; }
   size_t NumBankRows() const { return (num_layers + attn_res_block - 1) / attn_res_block; }

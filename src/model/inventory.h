@@ -31,16 +31,17 @@ std::vector<TensorSpec> ListTensors(const KimiK3Config& config, bool with_vision
 struct ModelCounts {
   uint64_t num_tensors = 0;
   uint64_t num_vision_tensors = 0;
-  uint64_t params_total = 0;          // text
-  uint64_t params_active = 0;         // per token: without the embedding table, top-k experts only
-  uint64_t bytes_per_token = 0;       // weight bytes read for one decoded token, as stored
+  uint64_t params_total = 0;     // text
+  uint64_t params_active = 0;    // per token: without the embedding table, top-k experts only
+  uint64_t bytes_per_token = 0;  // weight bytes read for one decoded token, as stored
   uint64_t expert_bytes_per_token = 0;  // of bytes_per_token
 };
 ModelCounts CountModel(const KimiK3Config& config);
 
 // Compares a checkpoint with the list: the first missing, extra (not a known vision name),
-// misshapen or wrong-typed tensor is an error that names it and says what was expected. A_log may
-// be any length of at least num_heads if the rest is zero (checked when loaded).
+// misshapen or wrong-typed tensor is an error that names it and says what was expected. Vision
+// tensors may be there, in any shape, since they are not loaded. A_log may be any length of at
+// least num_heads if the rest is zero (checked when loaded).
 Status CheckInventory(const Checkpoint& checkpoint, const KimiK3Config& config);
 
 }  // namespace yoke::model

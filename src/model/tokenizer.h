@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "model/utf8.h"
 
 namespace yoke::model {
 
@@ -39,21 +40,5 @@ class Tokenizer {
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
-
-// Joins token bytes into text and never gives out half a UTF-8 character.
-class StreamDecoder {
- public:
-  // Returns the text that is complete now; keeps an unfinished character. Bytes that can never
-  // become UTF-8 come out as U+FFFD.
-  std::string Push(std::string_view token_bytes);
-  // The end: an unfinished character becomes U+FFFD.
-  std::string Finish();
-
- private:
-  std::string pending_;
-};
-
-// Byte offset of the first byte that is not UTF-8, or npos.
-size_t FindInvalidUtf8(std::string_view text);
 
 }  // namespace yoke::model
