@@ -93,17 +93,21 @@ std::string_view ToString(StopReason reason) {
   return "unknown";
 }
 
+Status CheckPrompt(std::span<const int> prompt, const GenerateOptions& options,
+                   const model::ModelInfo& info) {
+  if (prompt.empty()) return Error(ErrorCode::kInvalidArgument, "the prompt is empty");
+  if (prompt.size() < options.context) return Ok{};
+  return Error(ErrorCode::kInvalidArgument,
+               "the prompt has " + std::to_string(prompt.size()) + " tokens, the context is " +
+                   std::to_string(options.context) +
+                   "; shorten the prompt or raise --ctx (the model's limit is " +
+                   std::to_string(info.config.context_max) + ")");
+}
+
 Result<GenerateReport> Generate(RankGroup& group, const model::ModelInfo& info,
                                 std::span<const int> prompt, const GenerateOptions& options,
-                                const std::function<void(std::string_view)>& on_text) {
-  if (prompt.empty()) return Error(ErrorCode::kInvalidArgument, "the prompt is empty");
-  if (prompt.size() >= options.context) {
-    return Error(ErrorCode::kInvalidArgument,
-                 "the prompt has " + std::to_string(prompt.size()) + " tokens and the context " +
-                     std::to_string(options.context) +
-                     "; shorten the prompt or raise --ctx (the model's limit is " +
-                     std::to_string(info.config.context_max) + ")");
-  }
+                                const std::function<bool(std::string_view)>& on_text) {
+  YOKE_RETURN_IF_ERROR(CheckPrompt(prompt, options, info));
   const std::vector<int>& ends = info.config.eos_tokens;
   Generation run(group, options);
   GenerateReport& report = run.report();
@@ -120,11 +124,10 @@ Result<GenerateReport> Generate(RankGroup& group, const model::ModelInfo& info,
     }
     if (report.num_generated == options.num_tokens) break;
     report.tokens.push_back(token);
-    if (const std::string text = decoder.Push(info.tokenizer.TokenBytes(token)); !text.empty()) {
-      on_text(text);
-    }
+    const std::string text = decoder.Push(info.tokenizer.TokenBytes(token));
+    const bool wanted = text.empty() || on_text(text);
     if (++report.num_generated == 1) report.first_token_seconds = Seconds(begin_ns);
-    if (report.num_generated == options.num_tokens) break;
+    if (report.num_generated == options.num_tokens || !wanted) break;
     if (run.position() == options.context) {
       report.stop = StopReason::kContextFull;
       break;

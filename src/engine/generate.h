@@ -42,9 +42,14 @@ struct GenerateReport {
   std::vector<RankReport> ranks;
 };
 
-// on_text gets the text as it becomes complete. A prompt that does not fit the context is an error.
+// A prompt that is empty or does not fit the context is an error.
+Status CheckPrompt(std::span<const int> prompt, const GenerateOptions& options,
+                   const model::ModelInfo& info);
+
+// on_text gets the text as it becomes complete; when it returns false (nobody reads any more) the
+// generation ends.
 Result<GenerateReport> Generate(RankGroup& group, const model::ModelInfo& info,
                                 std::span<const int> prompt, const GenerateOptions& options,
-                                const std::function<void(std::string_view text)>& on_text);
+                                const std::function<bool(std::string_view text)>& on_text);
 
 }  // namespace yoke::engine

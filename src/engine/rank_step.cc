@@ -185,7 +185,7 @@ std::vector<std::byte> RankStep::Contribution(const StepPlan& plan, const kernel
     const std::span<const float> rows = left.first(num_rows * vocab.size());
     left = left.subspan(rows.size());
     if (item.want == Want::kTop) {
-      for (const kernels::TopEntry& entry : kernels::TopK(rows, item.top)) {
+      for (const kernels::IndexedValue& entry : kernels::TopK(rows, item.top)) {
         const Candidate candidate = {static_cast<int32_t>(vocab.begin + entry.index), entry.value};
         Append(bytes, std::span<const Candidate>(&candidate, 1));
       }
