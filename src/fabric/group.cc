@@ -269,7 +269,10 @@ Status Group::Run(Op op, Body&& body) {
   line.op.store(Op::kNone, std::memory_order_relaxed);
   stats_.waited_ns += waiter_.waited_ns() - waited_before_ns;
   stats_.total_ns += NowNs() - begin_ns;
-  if (!status) failed_ = status.error();
+  if (!status) {
+    failed_ = status.error();
+    board_.ReportError(rank_, *failed_);
+  }
   return status;
 }
 

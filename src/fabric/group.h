@@ -1,6 +1,7 @@
 // Collectives among the ranks of one running model, on links. All ranks enter the same operations
-// in the same order. An error ends the group: every later call fails too. Sums and copies are cut
-// into slots that travel while others are summed; nobody waits before having sent what fits.
+// in the same order. An error ends the group: every later call fails too, and the board gets it,
+// so that no peer waits for us until its deadline. Data is cut into slots; some travel while others
+// are summed, and nobody waits before having sent what fits.
 #pragma once
 
 #include <cstddef>

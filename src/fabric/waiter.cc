@@ -89,8 +89,7 @@ Status Waiter::Look(uint64_t now_ns) {
   YOKE_RETURN_IF_ERROR(board_.Check(num_ranks_, self_, now_ns, stale_ns));
   if (elapsed_ns_ >= limits_.deadline_ns) {
     char seconds[32];
-    std::snprintf(seconds, sizeof(seconds), "%.1f",
-                  static_cast<double>(limits_.deadline_ns) * 1e-9);
+    std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(limits_.deadline_ns) * 1e-9);
     return Error(ErrorCode::kDeadlineExceeded, std::string("no answer within ") + seconds + " s");
   }
   return Ok{};
