@@ -1,0 +1,317 @@
+// Products of activations with weights. One token: weights stream through registers, four rows at a
+// time. More tokens: sixteen rows are unpacked into a panel in the first-level cache, which all
+// tokens then use. Both add up the same partial sums in the same order.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/cpu_ops.h"
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/matmul.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
+#include "kernels/decode-inl.h"
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace yoke::kernels::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr size_t kTileRows = 4;
+// Tokens of one register tile; bounded by the number of vector registers.
+constexpr size_t kTileTokens = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM ? 4 : 2;
+
+HWY_INLINE void AddBlock(const FloatVec (&w)[kBlockVectors], const FloatVec (&x)[kBlockVectors],
+                         FloatVec (&sums)[kSlices]) {
+  for (size_t i = 0; i < kBlockVectors; ++i) {
+    sums[i % kSlices] = hn::MulAdd(w[i], x[i], sums[i % kSlices]);
+  }
+}
+
+HWY_INLINE void LoadBlock(const float* x, FloatVec (&out)[kBlockVectors]) {
+  for (size_t i = 0; i < kBlockVectors; ++i) out[i] = hn::LoadU(FloatTag(), x + i * kLanes);
+}
+
+// y[r] = w[row + r] x for r < kRows, with x packed.
+template <DType kType, size_t kRows>
+void OneTokenRows(const Weight& w, size_t row, const float* x, float* y) {
+  const FloatTag d;
+  FloatVec sums[kRows][kSlices];
+  const std::byte* data[kRows];
+  for (size_t r = 0; r < kRows; ++r) {
+    for (FloatVec& sum : sums[r]) sum = hn::Zero(d);
+    data[r] = w.data + (row + r) * w.data_stride;
+  }
+  const size_t num_blocks = w.cols / kBlockCols;
+  FloatVec x_block[kBlockVectors];
+  FloatVec w_block[kBlockVectors];
+  RowScales<kType> scales[kRows];
+  for (size_t first = 0; first < num_blocks; first += kScaleBlocks) {
+    const size_t count = std::min(kScaleBlocks, num_blocks - first);
+    for (size_t r = 0; r < kRows; ++r) {
+      const size_t offset = first * BlockScaleBytes(kType);
+      scales[r].Load(w.scales + (row + r) * w.scale_stride + offset, count);
+    }
+    for (size_t b = 0; b < count; ++b) {
+      LoadBlock(x + (first + b) * kBlockCols, x_block);
+      for (size_t r = 0; r < kRows; ++r) {
+        DecodeBlock<kType>(data[r] + (first + b) * BlockBytes(kType), scales[r][b], w_block);
+        AddBlock(w_block, x_block, sums[r]);
+      }
+    }
+  }
+  if (const size_t rest = w.cols % kBlockCols; rest != 0) {
+    LoadBlock(x + num_blocks * kBlockCols, x_block);
+    for (size_t r = 0; r < kRows; ++r) {
+      DecodePartBlock<kType>(data[r] + num_blocks * BlockBytes(kType), rest, w_block);
+      AddBlock(w_block, x_block, sums[r]);
+    }
+  }
+  for (size_t r = 0; r < kRows; ++r) y[r] = SumPartial(sums[r]);
+}
+
+template <DType kType>
+void OneToken(const Weight& w, size_t first_row, size_t num_rows, const float* x, float* y) {
+  size_t r = 0;
+  for (; r + kTileRows <= num_rows; r += kTileRows) {
+    OneTokenRows<kType, kTileRows>(w, first_row + r, x, y + r);
+  }
+  for (; r < num_rows; ++r) OneTokenRows<kType, 1>(w, first_row + r, x, y + r);
+}
+
+// Columns [first_col, first_col + num_cols) of a row as floats, up to a whole block with zeros.
+// first_col is a multiple of kBlockCols * kScaleBlocks or of kPanelCols.
+template <DType kType>
+void DecodeCols(const Weight& w, size_t row, size_t first_col, size_t num_cols, float* out) {
+  const FloatTag d;
+  FloatVec block[kBlockVectors];
+  const size_t first_block = first_col / kBlockCols;
+  const std::byte* data = w.data + row * w.data_stride + first_block * BlockBytes(kType);
+  const std::byte* scale_row =
+      w.scales + row * w.scale_stride + first_block * BlockScaleBytes(kType);
+  RowScales<kType> scales;
+  const size_t num_blocks = num_cols / kBlockCols;
+  for (size_t b = 0; b < num_blocks; ++b) {
+    if (b % kScaleBlocks == 0) {
+      scales.Load(scale_row + b * BlockScaleBytes(kType), std::min(kScaleBlocks, num_blocks - b));
+    }
+    DecodeBlock<kType>(data + b * BlockBytes(kType), scales[b % kScaleBlocks], block);
+    for (size_t i = 0; i < kBlockVectors; ++i) {
+      hn::StoreU(block[i], d, out + b * kBlockCols + i * kLanes);
+    }
+  }
+  if (const size_t rest = num_cols % kBlockCols; rest != 0) {
+    DecodePartBlock<kType>(data + num_blocks * BlockBytes(kType), rest, block);
+    for (size_t i = 0; i < kBlockVectors; ++i) {
+      hn::StoreU(block[i], d, out + num_blocks * kBlockCols + i * kLanes);
+    }
+  }
+}
+
+void DecodeColsOf(const Weight& w, size_t row, size_t first_col, size_t num_cols, float* out) {
+  switch (w.dtype) {
+    case DType::kF32:
+      return DecodeCols<DType::kF32>(w, row, first_col, num_cols, out);
+    case DType::kBf16:
+      return DecodeCols<DType::kBf16>(w, row, first_col, num_cols, out);
+    case DType::kQ8_0:
+      return DecodeCols<DType::kQ8_0>(w, row, first_col, num_cols, out);
+    case DType::kMxfp4:
+      return DecodeCols<DType::kMxfp4>(w, row, first_col, num_cols, out);
+  }
+}
+
+// Adds kTileRows panel rows times kTokens rows of x to their partial sums.
+// panel: [kTileRows, kPanelCols]; x: one row per token; sums: [kTokens, kRowGroup, kPartialSums]
+template <size_t kTokens>
+HWY_INLINE void AddTile(const float* panel, size_t num_cols, const float* const* x, float* sums) {
+  const FloatTag d;
+  for (size_t s = 0; s < kSlices; ++s) {
+    FloatVec acc[kTokens][kTileRows];
+    for (size_t t = 0; t < kTokens; ++t) {
+      for (size_t r = 0; r < kTileRows; ++r) {
+        acc[t][r] = hn::Load(d, sums + (t * kRowGroup + r) * kPartialSums + s * kLanes);
+      }
+    }
+    for (size_t c = s * kLanes; c < num_cols; c += kPartialSums) {
+      FloatVec w[kTileRows];
+      for (size_t r = 0; r < kTileRows; ++r) w[r] = hn::Load(d, panel + r * kPanelCols + c);
+      for (size_t t = 0; t < kTokens; ++t) {
+        const FloatVec x_v = hn::LoadU(d, x[t] + c);
+        for (size_t r = 0; r < kTileRows; ++r) acc[t][r] = hn::MulAdd(w[r], x_v, acc[t][r]);
+      }
+    }
+    for (size_t t = 0; t < kTokens; ++t) {
+      for (size_t r = 0; r < kTileRows; ++r) {
+        hn::Store(acc[t][r], d, sums + (t * kRowGroup + r) * kPartialSums + s * kLanes);
+      }
+    }
+  }
+}
+
+// A panel times tokens [first, first + num_tokens) of x.
+void AddPanel(const float* panel, size_t num_rows, size_t first_col, size_t num_cols,
+              const PickedRows& x, size_t first, size_t num_tokens, float* sums) {
+  const size_t num_tile_rows = RoundUp(num_rows, kTileRows);
+  for (size_t t = 0; t < num_tokens;) {
+    const size_t count = num_tokens - t >= kTileTokens ? kTileTokens : 1;
+    const float* x_rows[kTileTokens];
+    for (size_t i = 0; i < count; ++i) x_rows[i] = x.Row(first + t + i) + first_col;
+    for (size_t r = 0; r < num_tile_rows; r += kTileRows) {
+      float* tile_sums = sums + (t * kRowGroup + r) * kPartialSums;
+      if (count == kTileTokens) {
+        AddTile<kTileTokens>(panel + r * kPanelCols, num_cols, x_rows, tile_sums);
+      } else {
+        AddTile<1>(panel + r * kPanelCols, num_cols, x_rows, tile_sums);
+      }
+    }
+    t += count;
+  }
+}
+
+// Up to kRowGroup rows times up to kMatMulTokens tokens.
+void ManyTokens(const MatMulArgs& args, size_t first_row, size_t num_rows, size_t first_token,
+                size_t num_tokens) {
+  const FloatTag d;
+  float* sums = args.scratch;  // [num_tokens, kRowGroup, kPartialSums]
+  float* panel = sums + kMatMulTokens * kRowGroup * kPartialSums;  // [kRowGroup, kPanelCols]
+  std::memset(sums, 0, num_tokens * kRowGroup * kPartialSums * sizeof(float));
+  for (size_t c = 0; c < args.w.cols; c += kPanelCols) {
+    const size_t num_cols = std::min(kPanelCols, args.w.cols - c);
+    for (size_t r = 0; r < num_rows; ++r) {
+      DecodeColsOf(args.w, first_row + r, c, num_cols, panel + r * kPanelCols);
+    }
+    AddPanel(panel, num_rows, c, RoundUp(num_cols, kBlockCols), args.x, first_token, num_tokens,
+             sums);
+  }
+  for (size_t t = 0; t < num_tokens; ++t) {
+    for (size_t r = 0; r < num_rows; ++r) {
+      FloatVec partial[kSlices];
+      for (size_t s = 0; s < kSlices; ++s) {
+        partial[s] = hn::Load(d, sums + (t * kRowGroup + r) * kPartialSums + s * kLanes);
+      }
+      args.y.Row(first_token + t)[first_row - args.first_row + r] = SumPartial(partial);
+    }
+  }
+}
+
+void MatMulRowsImpl(const MatMulArgs& args) {
+  if (args.num_tokens == 1) {
+    const float* x = args.x.Row(0);
+    float* y = args.y.Row(0);
+    switch (args.w.dtype) {
+      case DType::kF32:
+        return OneToken<DType::kF32>(args.w, args.first_row, args.num_rows, x, y);
+      case DType::kBf16:
+        return OneToken<DType::kBf16>(args.w, args.first_row, args.num_rows, x, y);
+      case DType::kQ8_0:
+        return OneToken<DType::kQ8_0>(args.w, args.first_row, args.num_rows, x, y);
+      case DType::kMxfp4:
+        return OneToken<DType::kMxfp4>(args.w, args.first_row, args.num_rows, x, y);
+    }
+  }
+  for (size_t r = 0; r < args.num_rows; r += kRowGroup) {
+    const size_t num_rows = std::min(kRowGroup, args.num_rows - r);
+    for (size_t t = 0; t < args.num_tokens; t += kMatMulTokens) {
+      ManyTokens(args, args.first_row + r, num_rows, t,
+                 std::min(kMatMulTokens, args.num_tokens - t));
+    }
+  }
+}
+
+void DecodeRowsImpl(const Weight& w, size_t first_row, size_t num_rows, float* out,
+                    size_t out_stride) {
+  alignas(64) float part[kPanelCols];
+  for (size_t r = 0; r < num_rows; ++r) {
+    for (size_t c = 0; c < w.cols; c += kPanelCols) {
+      const size_t num_cols = std::min(kPanelCols, w.cols - c);
+      DecodeColsOf(w, first_row + r, c, num_cols, part);
+      std::memcpy(out + r * out_stride + c, part, num_cols * sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace yoke::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace yoke::kernels::cpu {
+
+HWY_EXPORT(MatMulRowsImpl);
+HWY_EXPORT(DecodeRowsImpl);
+
+void MatMulRows(const MatMulArgs& args) {
+  HWY_DYNAMIC_DISPATCH(MatMulRowsImpl)(args);
+}
+
+void DecodeRows(const Weight& w, size_t first_row, size_t num_rows, float* out, size_t out_stride) {
+  HWY_DYNAMIC_DISPATCH(DecodeRowsImpl)(w, first_row, num_rows, out, out_stride);
+}
+
+bool WantsEvenOdd(DType dtype) {
+  return dtype == DType::kMxfp4;
+}
+
+void PackRow(const float* x, size_t cols, bool even_odd, float* out) {
+  const size_t padded = RoundUp(cols, kBlockCols);
+  if (!even_odd) {
+    std::memcpy(out, x, cols * sizeof(float));
+    std::memset(out + cols, 0, (padded - cols) * sizeof(float));
+    return;
+  }
+  YOKE_DCHECK(cols == padded);
+  for (size_t c = 0; c < cols; c += kBlockCols) {
+    for (size_t i = 0; i < kBlockCols / 2; ++i) {
+      out[c + i] = x[c + 2 * i];
+      out[c + kBlockCols / 2 + i] = x[c + 2 * i + 1];
+    }
+  }
+}
+
+void Run(const LinearTask& task, size_t phase, const Worker& worker) {
+  const size_t padded = RoundUp(task.x.cols, kBlockCols);
+  float* plain = worker.shared();
+  float* even_odd = plain + task.x.rows * padded;
+  size_t unit = 0;
+  if (phase + 1 < task.num_phases()) {
+    while (worker.Next(task.x.rows, unit)) {
+      if (task.pack_plain) PackRow(task.x.Row(unit), task.x.cols, false, plain + unit * padded);
+      if (task.pack_even_odd) {
+        PackRow(task.x.Row(unit), task.x.cols, true, even_odd + unit * padded);
+      }
+    }
+    return;
+  }
+  size_t num_units = 0;
+  for (size_t p = 0; p < task.num_projections; ++p) {
+    num_units += CeilDiv(task.weights[p].rows, kRowGroup);
+  }
+  while (worker.Next(num_units, unit)) {
+    size_t p = 0;
+    for (; unit >= CeilDiv(task.weights[p].rows, kRowGroup); ++p) {
+      unit -= CeilDiv(task.weights[p].rows, kRowGroup);
+    }
+    const Weight& w = task.weights[p];
+    PickedRows x{task.x.data, task.x.stride, nullptr};
+    if (task.pack_plain) x = {plain, padded, nullptr};
+    if (WantsEvenOdd(w.dtype)) x = {even_odd, padded, nullptr};
+    const size_t first_row = unit * kRowGroup;
+    MatMulRows({.w = w,
+                .first_row = first_row,
+                .num_rows = std::min(kRowGroup, w.rows - first_row),
+                .x = x,
+                .num_tokens = task.x.rows,
+                .y = {task.y[p].data + first_row, task.y[p].stride, nullptr},
+                .scratch = worker.scratch()});
+  }
+}
+
+}  // namespace yoke::kernels::cpu
+#endif  // HWY_ONCE

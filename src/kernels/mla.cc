@@ -1,0 +1,322 @@
+// Gated multi-head latent attention, absorbed: queries are taken into the latent space, so that all
+// heads share one cached row per position.
+//
+// Phases: append the step's rows to the caches; attend, one head and up to MlaTask::kTokens tokens
+// of a segment at a time. The softmax is carried along in groups of kPositions absolute positions,
+// so that a token meets the same sums whichever tokens share its tile.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cpu_ops.h"
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/mla.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
+#include "kernels/simd-inl.h"
+
+#ifndef YOKE_KERNELS_MLA_SCRATCH_
+#define YOKE_KERNELS_MLA_SCRATCH_
+namespace yoke::kernels::cpu {
+namespace {
+
+static_assert(kCacheBlockTokens % MlaTask::kPositions == 0);
+constexpr size_t kKeyRows = 16;  // rows of kv_b that are unpacked together
+
+// One thread's memory for one tile. Without memory only num_floats means something.
+struct MlaScratch {
+  MlaScratch(const MlaArgs& args, float* memory)
+      : query_stride(RoundUp(args.rank + args.rope_dim, kBlockCols)),
+        latent_stride(RoundUp(args.rank, kBlockCols)),
+        value_stride(RoundUp(args.v_dim, kBlockCols)) {
+    const auto take = [&](size_t count) {
+      float* part = memory != nullptr ? memory + num_floats : nullptr;
+      num_floats += RoundUp(count, kBlockCols);
+      return part;
+    };
+    query = take(MlaTask::kTokens * query_stride);
+    latent = take(MlaTask::kTokens * latent_stride);
+    value = take(MlaTask::kTokens * value_stride);
+    probs = take(MlaTask::kTokens * MlaTask::kPositions);
+    keys = take(kKeyRows * latent_stride);
+    matmul = take(kMatMulScratch);
+  }
+
+  size_t num_floats = 0;
+  size_t query_stride, latent_stride, value_stride;
+  float* query;   // [kTokens, query_stride]: W_UK^T q_nope | q_pe, zeros behind
+  float* latent;  // [kTokens, latent_stride]: sum of p_t row_t, zeros behind
+  float* value;   // [kTokens, value_stride]: W_UV latent
+  float* probs;   // [kTokens, kPositions]: scores, then e^(score - max)
+  float* keys;    // [kKeyRows, latent_stride]
+  float* matmul;
+};
+
+}  // namespace
+}  // namespace yoke::kernels::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace yoke::kernels::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+void Append(const MlaTask& task, const Worker& worker) {
+  const MlaArgs& args = task.args;
+  const size_t row_floats = args.rank + args.rope_dim;
+  size_t row = 0;
+  while (worker.Next(task.kv_a.rows, row)) {
+    size_t s = 0;
+    while (s < args.segments.size() &&
+           row - args.segments[s].first_row >= args.segments[s].num_rows) {
+      ++s;
+    }
+    if (s == args.segments.size()) continue;  // a row of no segment
+    const size_t position = args.segments[s].position + row - args.segments[s].first_row;
+    float* block = task.buffers->Data(args.caches[s][position / kCacheBlockTokens]);
+    float* cached = block + position % kCacheBlockTokens * row_floats;
+    const float* x = task.kv_a.Row(row);
+    const float mean = Dot(x, x, args.rank) / static_cast<float>(args.rank);
+    ScaleRow(x, 1 / std::sqrt(mean + args.norm_eps), task.kv_a_norm, args.rank, cached);
+    std::memcpy(cached + args.rank, x + args.rank, args.rope_dim * sizeof(float));
+  }
+}
+
+// One head, and tokens [first_row, first_row + num_tokens) of one segment.
+struct Tile {
+  const MlaTask& task;
+  const MlaScratch& s;
+  size_t head = 0;
+  size_t segment = 0;
+  size_t first_row = 0;
+  size_t num_tokens = 0;
+  size_t position = 0;  // of the first token
+  float max[MlaTask::kTokens] = {};
+  float sum[MlaTask::kTokens] = {};  // of e^(score - max)
+};
+
+// out[t][c] += sum_r coef[t][r] rows[r][c], r ascending, for one vector of columns and kTokens
+// tokens.
+template <size_t kTokens, class D>
+HWY_INLINE void AddRowsTile(D d, const float* rows, size_t row_stride, size_t num_rows,
+                            const float* coef, size_t coef_stride, float* out, size_t out_stride) {
+  hn::Vec<D> sums[kTokens];
+  for (size_t t = 0; t < kTokens; ++t) sums[t] = hn::LoadU(d, out + t * out_stride);
+  for (size_t r = 0; r < num_rows; ++r) {
+    const auto row = hn::LoadU(d, rows + r * row_stride);
+    for (size_t t = 0; t < kTokens; ++t) {
+      sums[t] = hn::MulAdd(hn::Set(d, coef[t * coef_stride + r]), row, sums[t]);
+    }
+  }
+  for (size_t t = 0; t < kTokens; ++t) hn::StoreU(sums[t], d, out + t * out_stride);
+}
+
+struct AddRowsArgs {
+  const float* rows;  // [num_rows, num_cols]
+  size_t row_stride, num_rows, num_cols;
+  const float* coef;  // [num_tokens, num_rows]
+  size_t coef_stride, num_tokens;
+  float* out;  // [num_tokens, num_cols]
+  size_t out_stride;
+};
+
+void AddRows(const AddRowsArgs& args) {
+  constexpr size_t kTokens = 4;
+  for (size_t t = 0; t < args.num_tokens;) {
+    const size_t count = args.num_tokens - t >= kTokens ? kTokens : 1;
+    const float* coef = args.coef + t * args.coef_stride;
+    float* out = args.out + t * args.out_stride;
+    ForEachVector(args.num_cols, [&](auto d, size_t c) HWY_ATTR {
+      if (count == kTokens) {
+        AddRowsTile<kTokens>(d, args.rows + c, args.row_stride, args.num_rows, coef,
+                             args.coef_stride, out + c, args.out_stride);
+      } else {
+        AddRowsTile<1>(d, args.rows + c, args.row_stride, args.num_rows, coef, args.coef_stride,
+                       out + c, args.out_stride);
+      }
+    });
+    t += count;
+  }
+}
+
+// query = W_UK^T q_nope | q_pe, scaled.
+void AbsorbQueries(const Tile& tile) {
+  const MlaArgs& args = tile.task.args;
+  const MlaScratch& s = tile.s;
+  const size_t q_dim = args.nope_dim + args.rope_dim;
+  std::memset(s.query, 0, tile.num_tokens * s.query_stride * sizeof(float));
+  const float* q = tile.task.q.Row(tile.first_row) + tile.head * q_dim;
+  const size_t first_key = tile.head * (args.nope_dim + args.v_dim);
+  for (size_t r = 0; r < args.nope_dim; r += kKeyRows) {
+    const size_t num_rows = std::min(kKeyRows, args.nope_dim - r);
+    DecodeRows(tile.task.kv_b, first_key + r, num_rows, s.keys, s.latent_stride);
+    AddRows({.rows = s.keys,
+             .row_stride = s.latent_stride,
+             .num_rows = num_rows,
+             .num_cols = args.rank,
+             .coef = q + r,
+             .coef_stride = tile.task.q.stride,
+             .num_tokens = tile.num_tokens,
+             .out = s.query,
+             .out_stride = s.query_stride});
+  }
+  const float scale = 1 / std::sqrt(static_cast<float>(q_dim));
+  for (size_t t = 0; t < tile.num_tokens; ++t) {
+    float* query = s.query + t * s.query_stride;
+    std::memcpy(query + args.rank, q + t * tile.task.q.stride + args.nope_dim,
+                args.rope_dim * sizeof(float));
+    ForEachVector(args.rank + args.rope_dim, [&](auto d, size_t c) HWY_ATTR {
+      hn::StoreU(hn::Mul(hn::LoadU(d, query + c), hn::Set(d, scale)), d, query + c);
+    });
+  }
+}
+
+// Scores of one token become e^(score - max); what was summed so far is scaled to the new maximum.
+// num_seen of the num_positions are not in its future.
+void UpdateSoftmax(Tile& tile, size_t t, size_t num_seen, size_t num_positions) {
+  const MlaScratch& s = tile.s;
+  float* probs = s.probs + t * MlaTask::kPositions;
+  if (num_seen > 0) {
+    const float old_max = tile.max[t];
+    for (size_t i = 0; i < num_seen; ++i) tile.max[t] = std::max(tile.max[t], probs[i]);
+    const float max = tile.max[t];
+    if (max != old_max) {
+      const OneFloatTag one;
+      const float scale = hn::GetLane(hn::Exp(one, hn::Set(one, old_max - max)));
+      tile.sum[t] *= scale;
+      float* latent = s.latent + t * s.latent_stride;
+      ForEachVector(tile.task.args.rank, [&](auto d, size_t c) HWY_ATTR {
+        hn::StoreU(hn::Mul(hn::LoadU(d, latent + c), hn::Set(d, scale)), d, latent + c);
+      });
+    }
+    ForEachVector(num_seen, [&](auto d, size_t i) HWY_ATTR {
+      const auto score = hn::Sub(hn::LoadU(d, probs + i), hn::Set(d, max));
+      hn::StoreU(hn::Exp(d, score), d, probs + i);
+    });
+    for (size_t i = 0; i < num_seen; ++i) tile.sum[t] += probs[i];
+  }
+  std::fill(probs + num_seen, probs + num_positions, 0.0F);
+}
+
+// latent = sum over the positions a token may see of softmax weight (not yet divided) * cached row.
+void AttendTile(Tile& tile) {
+  const MlaArgs& args = tile.task.args;
+  const MlaScratch& s = tile.s;
+  const size_t row_floats = args.rank + args.rope_dim;
+  std::memset(s.latent, 0, tile.num_tokens * s.latent_stride * sizeof(float));
+  std::fill_n(tile.max, tile.num_tokens, -std::numeric_limits<float>::infinity());
+  std::fill_n(tile.sum, tile.num_tokens, 0.0F);
+  const size_t end = tile.position + tile.num_tokens;
+  for (size_t first = 0; first < end; first += MlaTask::kPositions) {
+    const size_t count = std::min(MlaTask::kPositions, end - first);
+    const float* block =
+        tile.task.buffers->Data(args.caches[tile.segment][first / kCacheBlockTokens]);
+    const float* rows = block + first % kCacheBlockTokens * row_floats;
+    const Weight cached{.dtype = DType::kF32,
+                        .rows = count,
+                        .cols = row_floats,
+                        .data = reinterpret_cast<const std::byte*>(rows),
+                        .scales = nullptr,
+                        .data_stride = row_floats * sizeof(float),
+                        .scale_stride = 0};
+    MatMulRows({.w = cached,
+                .first_row = 0,
+                .num_rows = count,
+                .x = {s.query, s.query_stride, nullptr},
+                .num_tokens = tile.num_tokens,
+                .y = {s.probs, MlaTask::kPositions, nullptr},
+                .scratch = s.matmul});
+    for (size_t t = 0; t < tile.num_tokens; ++t) {
+      const size_t seen_end = tile.position + t + 1;
+      UpdateSoftmax(tile, t, seen_end > first ? std::min(count, seen_end - first) : 0, count);
+    }
+    AddRows({.rows = rows,
+             .row_stride = row_floats,
+             .num_rows = count,
+             .num_cols = args.rank,
+             .coef = s.probs,
+             .coef_stride = MlaTask::kPositions,
+             .num_tokens = tile.num_tokens,
+             .out = s.latent,
+             .out_stride = s.latent_stride});
+  }
+}
+
+// out = (W_UV latent / sum) * sigmoid(gate)
+void StoreValues(const Tile& tile) {
+  const MlaArgs& args = tile.task.args;
+  const MlaScratch& s = tile.s;
+  MatMulRows({.w = tile.task.kv_b,
+              .first_row = tile.head * (args.nope_dim + args.v_dim) + args.nope_dim,
+              .num_rows = args.v_dim,
+              .x = {s.latent, s.latent_stride, nullptr},
+              .num_tokens = tile.num_tokens,
+              .y = {s.value, s.value_stride, nullptr},
+              .scratch = s.matmul});
+  for (size_t t = 0; t < tile.num_tokens; ++t) {
+    const float* value = s.value + t * s.value_stride;
+    const float* gate = tile.task.gate.Row(tile.first_row + t) + tile.head * args.v_dim;
+    float* out = tile.task.out.Row(tile.first_row + t) + tile.head * args.v_dim;
+    const float scale = 1 / tile.sum[t];
+    ForEachVector(args.v_dim, [&](auto d, size_t c) HWY_ATTR {
+      const auto v = hn::Mul(hn::LoadU(d, value + c), hn::Set(d, scale));
+      hn::StoreU(hn::Mul(v, Sigmoid(d, hn::LoadU(d, gate + c))), d, out + c);
+    });
+  }
+}
+
+void Attend(const MlaTask& task, const Worker& worker) {
+  const MlaArgs& args = task.args;
+  const MlaScratch scratch(args, worker.scratch());
+  size_t unit = 0;
+  while (worker.Next(task.num_units, unit)) {
+    Tile tile{.task = task, .s = scratch, .head = unit % args.num_heads};
+    size_t tile_idx = unit / args.num_heads;
+    for (; tile_idx >= CeilDiv(args.segments[tile.segment].num_rows, MlaTask::kTokens);
+         ++tile.segment) {
+      tile_idx -= CeilDiv(args.segments[tile.segment].num_rows, MlaTask::kTokens);
+    }
+    const Segment& segment = args.segments[tile.segment];
+    const size_t first = tile_idx * MlaTask::kTokens;
+    tile.first_row = segment.first_row + first;
+    tile.num_tokens = std::min(MlaTask::kTokens, segment.num_rows - first);
+    tile.position = segment.position + first;
+    AbsorbQueries(tile);
+    AttendTile(tile);
+    StoreValues(tile);
+  }
+}
+
+void MlaPhase(const MlaTask& task, size_t phase, const Worker& worker) {
+  if (phase == 0) {
+    Append(task, worker);
+  } else {
+    Attend(task, worker);
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace yoke::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace yoke::kernels::cpu {
+
+HWY_EXPORT(MlaPhase);
+
+size_t MlaTask::ScratchFloats() const {
+  return MlaScratch(args, nullptr).num_floats;
+}
+
+void Run(const MlaTask& task, size_t phase, const Worker& worker) {
+  HWY_DYNAMIC_DISPATCH(MlaPhase)(task, phase, worker);
+}
+
+}  // namespace yoke::kernels::cpu
+#endif  // HWY_ONCE

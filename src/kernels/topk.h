@@ -1,0 +1,23 @@
+// What sampling needs of a row of logits on the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace yoke::kernels {
+
+struct IndexedValue {
+  uint32_t index = 0;
+  float value = 0;
+};
+
+// The k largest in descending order, equal ones by index; all of them if there are fewer than k.
+// REQUIRES: no NaN.
+std::vector<IndexedValue> TopK(std::span<const float> logits, size_t k);
+
+// log(sum exp(logits)), in double; -infinity for no logits, or only such.
+double LogSumExp(std::span<const float> logits);
+
+}  // namespace yoke::kernels
