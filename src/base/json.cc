@@ -52,6 +52,8 @@ Result<const Json*> Member(const Json& object, std::string_view key, const std::
 // twice, which would hide one of the two values, and it reports errors without exceptions.
 class TreeBuilder final : public nlohmann::json_sax<Json> {
  public:
+  explicit TreeBuilder(Json& root) : root_(root) {}
+
   bool null() override { return Add(nullptr) != nullptr; }
   bool boolean(bool value) override { return Add(value) != nullptr; }
   bool number_integer(int64_t value) override { return Add(value) != nullptr; }
@@ -86,7 +88,6 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
   }
 
   const std::string& problem() const { return problem_; }
-  Json TakeRoot() { return std::move(root_); }
 
  private:
   Json* Add(Json value) {
@@ -108,7 +109,7 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  Json root_;
+  Json& root_;
   std::vector<Json*> open_;  // from the root to the innermost open container
   std::string key_;
   std::string problem_;
@@ -153,11 +154,12 @@ Result<Json> ParseJson(std::string_view text, size_t bytes_max) {
                                           ": more than " + std::to_string(kJsonDepthMax) +
                                           " levels of nesting");
   }
-  TreeBuilder builder;
+  Json root;
+  TreeBuilder builder(root);
   if (!Json::sax_parse(text, &builder)) {
     return Error(ErrorCode::kCorrupt, "invalid JSON " + builder.problem());
   }
-  return builder.TakeRoot();
+  return root;
 }
 
 Result<int64_t> JsonInt(const Json& object, std::string_view key, int64_t min, int64_t max) {

@@ -22,13 +22,13 @@ constexpr std::array<float, 16> kE2m1Values = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,
                                                4.0F,  6.0F,  -0.0F, -0.5F, -1.0F, -1.5F,
                                                -2.0F, -3.0F, -4.0F, -6.0F};
 
-void DequantizeBlockQ8_0(const std::byte* codes, float scale, std::span<float> out) {
+void DequantizeQ8Block(const std::byte* codes, float scale, std::span<float> out) {
   for (size_t i = 0; i < kBlockCols; ++i) {
     out[i] = static_cast<float>(std::bit_cast<int8_t>(codes[i])) * scale;
   }
 }
 
-void DequantizeBlockMxfp4(const std::byte* codes, float scale, std::span<float> out) {
+void DequantizeMxfp4Block(const std::byte* codes, float scale, std::span<float> out) {
   for (size_t i = 0; i < kBlockCols / 2; ++i) {
     const auto pair = std::to_integer<uint8_t>(codes[i]);
     out[2 * i] = E2m1ToF32(pair & 15) * scale;
@@ -169,13 +169,13 @@ void DequantizeRow(const HostMatrix& matrix, size_t row, std::span<float> out) {
     case DType::kQ8_0:
       for (size_t i = 0; i < num_blocks; ++i) {
         const float scale = F16ToF32(reinterpret_cast<const uint16_t*>(scales)[i]);
-        DequantizeBlockQ8_0(data + i * kBlockCols, scale, out.subspan(i * kBlockCols, kBlockCols));
+        DequantizeQ8Block(data + i * kBlockCols, scale, out.subspan(i * kBlockCols, kBlockCols));
       }
       return;
     case DType::kMxfp4:
       for (size_t i = 0; i < num_blocks; ++i) {
         const float scale = E8m0ToF32(std::to_integer<uint8_t>(scales[i]));
-        DequantizeBlockMxfp4(data + i * kBlockCols / 2, scale,
+        DequantizeMxfp4Block(data + i * kBlockCols / 2, scale,
                              out.subspan(i * kBlockCols, kBlockCols));
       }
       return;
