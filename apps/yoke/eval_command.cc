@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "cli.h"
 #include "engine/teacher_force.h"
+#include "model/kimi_k3_shard.h"
 #include "model/model_info.h"
 #include "sys/mapped_file.h"
 #include "sys/process.h"

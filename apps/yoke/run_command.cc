@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "cli.h"
 #include "engine/generate.h"
+#include "model/kimi_k3_shard.h"
 #include "model/model_info.h"
 #include "sys/mapped_file.h"
 #include "report.h"

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "cli.h"
 #include "engine/teacher_force.h"
+#include "model/kimi_k3_shard.h"
 #include "model/model_info.h"
 #include "sys/process.h"
 #include "terminal.h"
@@ -72,7 +73,8 @@ Result<std::vector<int64_t>> ParseRanks(const std::string& text) {
 std::vector<engine::Script> MakeScripts(const std::vector<int>& tokens, size_t context_max) {
   constexpr size_t kDecoded = 12;
   std::vector<engine::Script> scripts;
-  for (const size_t prompt_len : {1, 5, 16, 33, 100, 190}) {
+  constexpr size_t kPromptLens[] = {1, 5, 16, 33, 100, 190};
+  for (const size_t prompt_len : kPromptLens) {
     const size_t length = std::min({prompt_len + kDecoded, tokens.size(), context_max});
     if (length < 2) continue;
     const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(

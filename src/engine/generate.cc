@@ -45,7 +45,8 @@ class Generation {
       RankReport& rank = report_.ranks.at(r);
       AddStats(result.ranks[r], prefill ? rank.prompt : rank.decode);
     }
-    return with_logits ? sampler_.Choose(result.items.at(0)) : 0;
+    if (!with_logits) return 0;
+    return sampler_.Choose(result.items.at(0));
   }
 
   // The token after the prompt.

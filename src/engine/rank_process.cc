@@ -39,7 +39,7 @@ std::unique_ptr<kernels::Backend> MakeBackend(const GroupOptions& options) {
   if (options.backend == BackendKind::kReference) return kernels::MakeReferenceBackend();
   return kernels::MakeCpuBackend(
       {.num_threads = options.threads_per_rank,
-       .cores_short =
+       .oversubscribed =
            options.threads_per_rank * options.shares.size() > static_cast<size_t>(NumCores())});
 }
 
@@ -82,7 +82,7 @@ class Rank {
         config, std::move(shards), std::move(weights), *backend_, group_,
         model::KimiK3::Options{.tokens_max = options_.group.tokens_max});
     step_ = std::make_unique<RankStep>(*model_, *backend_, group_);
-    return group_.Barrier();
+    return Ok{};
   }
 
   Status Serve() {
@@ -159,7 +159,12 @@ int RunRank(const RankOptions& options) {
       Fd(options.segment_fd), fabric::GroupSegmentBytes(options.group.num_ranks()));
   if (!segment) return kRankExitFailed;
   Board& board = fabric::BoardIn(segment.value());
-  const fabric::Heartbeat heartbeat(board, options.rank, Fd(options.control_fd));
+  const auto heartbeat =
+      fabric::Heartbeat::Start(board.lines[options.rank], Fd(options.control_fd));
+  if (!heartbeat) {
+    board.ReportError(options.rank, heartbeat.error());
+    return kRankExitFailed;
+  }
   Rank rank(options, segment.value());
   Status status = rank.Load();
   if (status) status = rank.Serve();

@@ -247,9 +247,7 @@ Result<StepResult> RankStep::Combine(const StepPlan& plan, std::span<const std::
       }
     }
     if (item.want == Want::kTop) {
-      std::sort(out.top.begin(), out.top.end(), [](const Candidate& a, const Candidate& b) {
-        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-      });
+      std::sort(out.top.begin(), out.top.end(), Likelier);
       out.top.resize(std::min<size_t>(out.top.size(), item.top));
       out.log_sum_exp = Merge(std::span(sums).first(num_ranks)).Value();
     }

@@ -17,11 +17,16 @@ Error BadOption(const char* name, const char* limits, double value) {
 std::vector<Candidate> FromRow(std::span<const float> row, uint32_t top_k) {
   std::vector<Candidate> candidates(row.size());
   for (size_t i = 0; i < row.size(); ++i) candidates[i] = {static_cast<int32_t>(i), row[i]};
-  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-  });
+  std::sort(candidates.begin(), candidates.end(), Likelier);
   if (top_k != 0 && top_k < candidates.size()) candidates.resize(top_k);
   return candidates;
+}
+
+// With candidates only, the sum tells of the others.
+bool AllFinite(const ItemResult& result) {
+  const auto finite = [](float logit) { return std::isfinite(logit); };
+  return std::isfinite(result.log_sum_exp) &&
+         std::all_of(result.rows.begin(), result.rows.end(), finite);
 }
 
 }  // namespace
@@ -51,7 +56,11 @@ uint32_t Sampler::top() const {
   return options_.temperature == 0 ? 1 : options_.top_k;
 }
 
-int32_t Sampler::Choose(const ItemResult& result) {
+Result<int32_t> Sampler::Choose(const ItemResult& result) {
+  if (!AllFinite(result)) {
+    return Error(ErrorCode::kCorrupt,
+                 "the model's logits are not finite numbers: damaged weights, or values beyond f32");
+  }
   const std::vector<Candidate> candidates =
       result.rows.empty() ? result.top : FromRow(result.rows, options_.top_k);
   YOKE_CHECK(!candidates.empty());

@@ -159,7 +159,7 @@ void Compare(std::span<const float> reference, std::span<const float> other, siz
     ++comparison.num_positions;
     if (finite && ArgMax(a) == ArgMax(b)) continue;
     ++comparison.num_argmax_differ;
-    comparison.num_near_ties += finite && TopGap(a) < 4 * logit_bound ? 1 : 0;
+    if (finite && TopGap(a) < 4 * logit_bound) ++comparison.num_near_ties;
   }
 }
 
