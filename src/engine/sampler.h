@@ -32,8 +32,9 @@ class Sampler {
   uint32_t top() const;
 
   // result: what was asked for. Softmax at the temperature over the top_k; of those the likeliest
-  // that reach top_p together, and no less likely than min_p of the likeliest.
-  int32_t Choose(const ItemResult& result);
+  // that reach top_p together, and no less likely than min_p of the likeliest. Logits that are not
+  // finite are an error: from there on every token would be nonsense.
+  Result<int32_t> Choose(const ItemResult& result);
 
  private:
   SamplingOptions options_;

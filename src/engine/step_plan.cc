@@ -88,6 +88,14 @@ bool StepPlan::HasPrefill() const {
   return std::any_of(items.begin(), items.end(), [](const PlanItem& item) { return item.prefill; });
 }
 
+bool Likelier(const Candidate& a, const Candidate& b) {
+  const bool a_is_number = !std::isnan(a.logit);
+  const bool b_is_number = !std::isnan(b.logit);
+  if (a_is_number != b_is_number) return a_is_number;
+  if (a_is_number && a.logit != b.logit) return a.logit > b.logit;
+  return a.token < b.token;
+}
+
 double LogSum::Value() const { return max + std::log(sum); }
 
 LogSum Merge(std::span<const LogSum> parts) {

@@ -54,6 +54,8 @@ struct Candidate {
   int32_t token = 0;
   float logit = 0;
 };
+// The order of candidates: descending logits, equal ones by token. What is not a number comes last.
+bool Likelier(const Candidate& a, const Candidate& b);
 
 // log(sum exp(logits)), kept as parts that add over vocabulary slices.
 struct LogSum {
