@@ -1,6 +1,7 @@
 // What the tests of the backends share: host tensors, random ones, and their layout in buffers.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -44,6 +45,14 @@ struct Tensor {
     cols = other.cols;
   }
 };
+
+inline double LargestAbs(const Tensor& tensor) {
+  double largest = 0;
+  for (const float value : tensor.values) {
+    largest = std::max(largest, std::fabs(static_cast<double>(value)));
+  }
+  return largest;
+}
 
 // "" when both hold the same bits, else the first element that differs.
 inline std::string DescribeBits(const Tensor& expected, const Tensor& actual) {
@@ -205,6 +214,17 @@ inline std::vector<Step> OneSequence(const std::vector<size_t>& pieces, size_t n
   for (const size_t piece : pieces) steps.push_back({{0, piece, true}});
   for (size_t i = 0; i < num_decodes; ++i) steps.push_back({{0, 1, false}});
   return steps;
+}
+
+// The steps of one sequence out of a plan, to run it alone.
+inline std::vector<Step> StepsOf(const std::vector<Step>& steps, size_t sequence) {
+  std::vector<Step> alone;
+  for (const Step& step : steps) {
+    for (const Part& part : step) {
+      if (part.sequence == sequence) alone.push_back({{0, part.num_rows, part.prefill}});
+    }
+  }
+  return alone;
 }
 
 // The segments of a step, given the position that each sequence has reached; moves these on.
