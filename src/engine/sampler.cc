@@ -57,10 +57,7 @@ uint32_t Sampler::top() const {
 }
 
 Result<int32_t> Sampler::Choose(const ItemResult& result) {
-  if (!AllFinite(result)) {
-    return Error(ErrorCode::kCorrupt,
-                 "the model's logits are not finite numbers: damaged weights, or values beyond f32");
-  }
+  if (!AllFinite(result)) return NotFiniteError();
   const std::vector<Candidate> candidates =
       result.rows.empty() ? result.top : FromRow(result.rows, options_.top_k);
   YOKE_CHECK(!candidates.empty());

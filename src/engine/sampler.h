@@ -33,7 +33,7 @@ class Sampler {
 
   // result: what was asked for. Softmax at the temperature over the top_k; of those the likeliest
   // that reach top_p together, and no less likely than min_p of the likeliest. Logits that are not
-  // finite are an error: from there on every token would be nonsense.
+  // finite are an error.
   Result<int32_t> Choose(const ItemResult& result);
 
  private:

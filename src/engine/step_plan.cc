@@ -102,9 +102,14 @@ LogSum Merge(std::span<const LogSum> parts) {
   LogSum all = {.max = -std::numeric_limits<double>::infinity(), .sum = 0};
   for (const LogSum& part : parts) all.max = std::max(all.max, part.max);
   for (const LogSum& part : parts) {
-    if (part.sum > 0) all.sum += part.sum * std::exp(part.max - all.max);
+    if (part.sum != 0) all.sum += part.sum * std::exp(part.max - all.max);
   }
   return all;
+}
+
+Error NotFiniteError() {
+  return Error(ErrorCode::kCorrupt,
+               "the model's logits are not finite numbers: damaged weights, or values beyond f32");
 }
 
 std::vector<std::byte> StepResult::Serialize() const {

@@ -65,6 +65,8 @@ struct LogSum {
 };
 // In the order of the slices, so that it is the same for the same slices.
 LogSum Merge(std::span<const LogSum> parts);
+// For logits that are infinite or not numbers: whatever follows from them would be nonsense.
+Error NotFiniteError();
 
 struct ItemResult {
   std::vector<Candidate> top;    // kTop: descending

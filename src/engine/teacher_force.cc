@@ -125,6 +125,7 @@ Result<Perplexity> ScoreText(RankGroup& group, std::span<const int> tokens, size
       for (const float log_prob : result.items.at(0).log_probs) {
         sum.nll_sum -= static_cast<double>(log_prob);
       }
+      if (!std::isfinite(sum.nll_sum)) return NotFiniteError();
       sum.num_tokens += count;
       if (!on_progress(begin + i + count, tokens.size())) {
         return Error(ErrorCode::kCancelled, "interrupted");
@@ -140,7 +141,8 @@ Result<Perplexity> ScoreText(RankGroup& group, std::span<const int> tokens, size
 }
 
 bool Comparison::Agree() const {
-  return num_argmax_differ == num_near_ties && 100 * num_near_ties <= num_positions;
+  return num_positions > 0 && num_argmax_differ == num_near_ties &&
+         100 * num_near_ties <= num_positions;
 }
 
 void Compare(std::span<const float> reference, std::span<const float> other, size_t vocab_size,
@@ -149,13 +151,14 @@ void Compare(std::span<const float> reference, std::span<const float> other, siz
   for (size_t begin = 0; begin < reference.size(); begin += vocab_size) {
     const std::span<const float> a = reference.subspan(begin, vocab_size);
     const std::span<const float> b = other.subspan(begin, vocab_size);
-    comparison.bitwise &= std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
     bool finite = true;
     for (size_t i = 0; i < vocab_size; ++i) {
       const double diff = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
       finite &= std::isfinite(diff);
       comparison.diff_max = std::max(comparison.diff_max, std::isfinite(diff) ? diff : INFINITY);
     }
+    // The same NaN on both sides is no agreement.
+    comparison.bitwise &= finite && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
     ++comparison.num_positions;
     if (finite && ArgMax(a) == ArgMax(b)) continue;
     ++comparison.num_argmax_differ;

@@ -48,9 +48,9 @@ struct Comparison {
   size_t num_positions = 0;
   size_t num_argmax_differ = 0;
   size_t num_near_ties = 0;   // of those: the reference's top-2 gap is below 4 x the bound
-  bool bitwise = true;        // every logit has the same bits
+  bool bitwise = true;        // every logit is finite and has the same bits
 
-  // Every argmax equal but for near-ties, which are at most 1 % of the positions.
+  // Every argmax equal but for near-ties, which are at most 1 % of the positions; not of nothing.
   bool Agree() const;
 };
 // logits: [num_positions, vocab_size] each, of the same size. Adds to `comparison`.
