@@ -68,9 +68,8 @@ Result<std::string> ModelFolder(const std::string& model) {
     std::error_code ignored;
     if (std::filesystem::exists(candidate + "/config.json", ignored)) return candidate;
   }
-  return Error(ErrorCode::kNotFound,
-               "the demo model is not where it should be (" + candidates.back() +
-                   "); name a model folder");
+  return Error(ErrorCode::kNotFound, "the demo model is not where it should be (" +
+                                         candidates.back() + "); name a model folder");
 }
 
 Result<engine::GroupOptions> MakeGroupOptions(const ModelOptions& options,
@@ -91,9 +90,8 @@ Result<engine::GroupOptions> MakeGroupOptions(const ModelOptions& options,
   if (options.backend != "cpu" && options.backend != "reference") {
     return BadOption("--backend", "cpu or reference", options.backend);
   }
-  const int64_t threads = options.num_threads > 0
-                              ? options.num_threads
-                              : std::max<int64_t>(1, NumCores() / num_ranks);
+  const int64_t threads =
+      options.num_threads > 0 ? options.num_threads : std::max<int64_t>(1, NumCores() / num_ranks);
   return engine::GroupOptions{
       .model_folder = folder,
       .shares = std::vector<size_t>(static_cast<size_t>(num_ranks), 1),

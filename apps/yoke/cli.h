@@ -1,14 +1,14 @@
 // What every command shares: how options are read, how errors end the program, how it prints.
 #pragma once
 
+#include <CLI/CLI.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <CLI/CLI.hpp>
 
 #include "base/result.h"
 #include "engine/rank_group.h"
@@ -17,8 +17,8 @@
 namespace yoke::app {
 
 constexpr int kExitOk = 0;
-constexpr int kExitFailed = 1;       // it was tried and went wrong: a rank died, results differ
-constexpr int kExitBadInput = 2;     // a file, an option or a prompt that can never work
+constexpr int kExitFailed = 1;    // it was tried and went wrong: a rank died, results differ
+constexpr int kExitBadInput = 2;  // a file, an option or a prompt that can never work
 constexpr int kExitInterrupted = 130;
 
 // One line "yoke: ..." on stderr; the exit code that fits.

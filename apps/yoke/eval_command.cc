@@ -55,12 +55,11 @@ Status Eval(const EvalOptions& options) {
   YOKE_RETURN_IF_ERROR(group->Stop());
 
   // The unscored first tokens of windows count as bytes by their share of the tokens.
-  const double scored_share = static_cast<double>(perplexity.num_tokens) /
-                              static_cast<double>(tokens.value().size());
-  const double bits_per_byte = perplexity.nll_sum / std::log(2.0) /
-                               (static_cast<double>(text.size()) * scored_share);
-  const double tokens_per_second =
-      static_cast<double>(perplexity.num_tokens) / perplexity.seconds;
+  const double scored_share =
+      static_cast<double>(perplexity.num_tokens) / static_cast<double>(tokens.value().size());
+  const double bits_per_byte =
+      perplexity.nll_sum / std::log(2.0) / (static_cast<double>(text.size()) * scored_share);
+  const double tokens_per_second = static_cast<double>(perplexity.num_tokens) / perplexity.seconds;
   if (options.model.json) {
     const Json json = {{"perplexity", perplexity.Value()},
                        {"bits_per_byte", bits_per_byte},

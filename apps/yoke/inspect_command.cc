@@ -27,7 +27,7 @@ struct Inspection {
   model::ModelCounts counts;
   bool has_weights = false;
   std::vector<std::vector<model::RankFootprint>> by_ranks;  // [i]: of i + 1 ranks
-  std::string split_limit;  // why not more ranks
+  std::string split_limit;                                  // why not more ranks
 };
 
 Result<Inspection> Inspect(const InspectOptions& options) {
@@ -52,8 +52,8 @@ Result<Inspection> Inspect(const InspectOptions& options) {
   const auto trunk =
       options.trunk == "q8_0" ? model::TrunkFormat::kQ8_0 : model::TrunkFormat::kAsStored;
   for (int64_t n = 1; n <= options.num_ranks; ++n) {
-    auto footprints = model::FootprintOf(
-        result.config, std::vector<size_t>(static_cast<size_t>(n), 1), trunk);
+    auto footprints =
+        model::FootprintOf(result.config, std::vector<size_t>(static_cast<size_t>(n), 1), trunk);
     if (!footprints) {
       result.split_limit = footprints.error().message();
       break;
@@ -136,14 +136,14 @@ std::string ToText(const Inspection& in) {
              std::to_string(c.experts_per_token) + " of " + std::to_string(c.num_experts) +
                  " a token, " + std::to_string(c.num_shared_experts) + " shared",
              tty);
-  out += Row("tensors",
-             Grouped(n.num_tensors) + (n.num_vision_tensors > 0
-                                           ? " (" + Grouped(n.num_vision_tensors) + " vision)"
-                                           : ""),
-             tty);
-  out += Row("parameters",
-             FormatCount(n.params_total) + " total, " + FormatCount(n.params_active) + " active",
-             tty);
+  out +=
+      Row("tensors",
+          Grouped(n.num_tensors) +
+              (n.num_vision_tensors > 0 ? " (" + Grouped(n.num_vision_tensors) + " vision)" : ""),
+          tty);
+  out +=
+      Row("parameters",
+          FormatCount(n.params_total) + " total, " + FormatCount(n.params_active) + " active", tty);
   out += Row("read a token",
              FormatBytes(n.bytes_per_token) + " as stored (" +
                  FormatBytes(n.expert_bytes_per_token) + " of it experts)",
@@ -152,7 +152,8 @@ std::string ToText(const Inspection& in) {
     out += Row(dtype == in.by_ranks[0][0].bytes_by_dtype.begin()->first ? "in memory" : "",
                FormatBytes(bytes) + " " + std::string(ToString(dtype)), tty);
   }
-  out += "\n" + Dim("ranks  rank    weights  read a token  state/sequence  cache/token", tty) + "\n";
+  out +=
+      "\n" + Dim("ranks  rank    weights  read a token  state/sequence  cache/token", tty) + "\n";
   for (const auto& ranks : in.by_ranks) {
     for (size_t r = 0; r < ranks.size(); ++r) {
       const model::RankFootprint& f = ranks[r];

@@ -1,8 +1,8 @@
 // yoke: one binary, one file for each command.
+#include <CLI/CLI.hpp>
+
 #include <cstdio>
 #include <string>
-
-#include <CLI/CLI.hpp>
 
 #include "cli.h"
 #include "sys/process.h"

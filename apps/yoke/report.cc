@@ -13,8 +13,12 @@ using engine::RankGroup;
 using engine::RankReport;
 using engine::RankStats;
 
-double Ratio(double a, double b) { return b > 0 ? a / b : 0; }
-double Count(size_t n) { return static_cast<double>(n); }
+double Ratio(double a, double b) {
+  return b > 0 ? a / b : 0;
+}
+double Count(size_t n) {
+  return static_cast<double>(n);
+}
 
 // Milliseconds of one decode step, per rank.
 struct StepTimes {
@@ -45,12 +49,12 @@ std::string Line(const char* label, const std::string& text, bool on_terminal) {
 std::string ReportToText(const GenerateReport& report, const RankGroup& group, bool on_terminal) {
   const engine::GroupOptions& options = group.options();
   std::string out = "\n";
-  out += Line("prompt",
-              std::to_string(report.num_prompt_tokens) + " tokens, " +
-                  Fixed(Ratio(Count(report.num_prompt_tokens), report.prompt_seconds), 1) +
-                  " tokens/s; first token after " + Fixed(1e3 * report.first_token_seconds, 1) +
-                  " ms",
-              on_terminal);
+  out +=
+      Line("prompt",
+           std::to_string(report.num_prompt_tokens) + " tokens, " +
+               Fixed(Ratio(Count(report.num_prompt_tokens), report.prompt_seconds), 1) +
+               " tokens/s; first token after " + Fixed(1e3 * report.first_token_seconds, 1) + " ms",
+           on_terminal);
   out += Line("decode",
               std::to_string(report.num_decode_steps) + " tokens, " +
                   Bold(Fixed(TokensPerSecond(report), 1) + " tokens/s", on_terminal) +

@@ -14,8 +14,8 @@
 #include "engine/generate.h"
 #include "model/kimi_k3_shard.h"
 #include "model/model_info.h"
-#include "sys/mapped_file.h"
 #include "report.h"
+#include "sys/mapped_file.h"
 #include "terminal.h"
 
 namespace yoke::app {
@@ -79,8 +79,7 @@ Result<engine::GenerateOptions> MakeGenerateOptions(const RunOptions& options,
   }
   engine::GenerateOptions generate;
   generate.num_tokens = static_cast<size_t>(options.num_tokens);
-  generate.context =
-      static_cast<size_t>(options.context == 0 ? context_max : options.context);
+  generate.context = static_cast<size_t>(options.context == 0 ? context_max : options.context);
   generate.sampling = options.sampling;
   generate.sampling.top_k = static_cast<uint32_t>(options.top_k);
   generate.sampling.seed =
@@ -148,7 +147,8 @@ void AddRunCommand(CLI::App& app, int& exit_code) {
   command->add_option("--ctx", options->context, "positions at most (default: the model's limit)");
   command->add_option("--temp", options->sampling.temperature,
                       "0: always the likeliest token (default 0.8)");
-  command->add_option("--top-k", options->top_k, "choose among the K likeliest; 0: all (default 40)");
+  command->add_option("--top-k", options->top_k,
+                      "choose among the K likeliest; 0: all (default 40)");
   command->add_option("--top-p", options->sampling.top_p,
                       "choose among the likeliest that reach P together (default 0.95)");
   command->add_option("--min-p", options->sampling.min_p,

@@ -18,7 +18,9 @@ namespace {
 constexpr int kBarWidth = 30;
 constexpr uint64_t kRedrawNs = 50'000'000;
 
-bool IsTerminal(int fd) { return isatty(fd) == 1 && std::getenv("NO_COLOR") == nullptr; }
+bool IsTerminal(int fd) {
+  return isatty(fd) == 1 && std::getenv("NO_COLOR") == nullptr;
+}
 
 std::string Scaled(double value, const char* const units[], int num_units) {
   int unit = 0;
@@ -31,8 +33,12 @@ std::string Scaled(double value, const char* const units[], int num_units) {
 
 }  // namespace
 
-bool StdoutIsTerminal() { return IsTerminal(STDOUT_FILENO); }
-bool StderrIsTerminal() { return IsTerminal(STDERR_FILENO); }
+bool StdoutIsTerminal() {
+  return IsTerminal(STDOUT_FILENO);
+}
+bool StderrIsTerminal() {
+  return IsTerminal(STDERR_FILENO);
+}
 
 Status WriteOut(std::string_view text) {
   errno = 0;

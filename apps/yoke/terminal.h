@@ -36,9 +36,9 @@ class ProgressBar {
   uint64_t last_ns_ = 0;
 };
 
-std::string FormatBytes(uint64_t bytes);               // 12.3 MB (powers of 1000)
-std::string FormatCount(uint64_t count);               // 2,779.5 B, 4.1 M
-std::string Fixed(double value, int digits);           // 3.14
-std::string Grouped(uint64_t value);                   // 497,220
+std::string FormatBytes(uint64_t bytes);      // 12.3 MB (powers of 1000)
+std::string FormatCount(uint64_t count);      // 2,779.5 B, 4.1 M
+std::string Fixed(double value, int digits);  // 3.14
+std::string Grouped(uint64_t value);          // 497,220
 
 }  // namespace yoke::app

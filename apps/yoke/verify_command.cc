@@ -77,8 +77,8 @@ std::vector<engine::Script> MakeScripts(const std::vector<int>& tokens, size_t c
   for (const size_t prompt_len : kPromptLens) {
     const size_t length = std::min({prompt_len + kDecoded, tokens.size(), context_max});
     if (length < 2) continue;
-    const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(
-                                            scripts.size() % (tokens.size() - length + 1));
+    const auto begin =
+        tokens.begin() + static_cast<std::ptrdiff_t>(scripts.size() % (tokens.size() - length + 1));
     scripts.push_back({.tokens = {begin, begin + static_cast<std::ptrdiff_t>(length)},
                        .prompt_len = std::min(prompt_len, length - 1)});
   }
@@ -145,9 +145,9 @@ class Verifier {
                                     /*must_be_bitwise=*/false));
         continue;
       }
-      YOKE_RETURN_IF_ERROR(Report(
-          {ranks + variant.name, CompareAll(base, logits, vocab_size_, options_.bound)},
-          /*must_be_bitwise=*/true));
+      YOKE_RETURN_IF_ERROR(
+          Report({ranks + variant.name, CompareAll(base, logits, vocab_size_, options_.bound)},
+                 /*must_be_bitwise=*/true));
     }
     return group->Stop();
   }
@@ -192,8 +192,7 @@ Result<bool> Verify(const VerifyOptions& options) {
     return Error(ErrorCode::kInvalidArgument, "--bound must be above 0");
   }
   YOKE_TRY(const std::vector<int> tokens, info.tokenizer.Encode(kText));
-  Verifier verifier(options, info.config.vocab_size,
-                    MakeScripts(tokens, info.config.context_max));
+  Verifier verifier(options, info.config.vocab_size, MakeScripts(tokens, info.config.context_max));
   for (const int64_t num_ranks : ranks) {
     YOKE_RETURN_IF_ERROR(verifier.RunRanks(folder, num_ranks));
   }

@@ -8,7 +8,9 @@
 namespace yoke::engine {
 namespace {
 
-double Seconds(uint64_t begin_ns) { return static_cast<double>(NowNs() - begin_ns) * 1e-9; }
+double Seconds(uint64_t begin_ns) {
+  return static_cast<double>(NowNs() - begin_ns) * 1e-9;
+}
 
 void AddStats(const RankStats& step, RankStats& sum) {
   sum.compute_ns += step.compute_ns;

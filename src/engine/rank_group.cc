@@ -92,16 +92,14 @@ class RankGroup::Impl {
 
   Status Spawn(const std::string& program, int control_read_fd) {
     for (int rank = 0; rank < options_.num_ranks(); ++rank) {
-      const RankOptions rank_options = {.group = options_,
-                                        .rank = rank,
-                                        .segment_fd = kSegmentFd,
-                                        .control_fd = kControlFd};
+      const RankOptions rank_options = {
+          .group = options_, .rank = rank, .segment_fd = kSegmentFd, .control_fd = kControlFd};
       board_.lines[rank].heartbeat_ns = NowNs();  // it has not started yet, but is not lost
-      YOKE_TRY(ChildProcess child,
-               ChildProcess::Spawn({.argv = {program, "rank", RankOptionsToJson(rank_options)},
-                                    .fds = {{segment_.fd(), kSegmentFd},
-                                            {control_read_fd, kControlFd}},
-                                    .env = {}}));
+      YOKE_TRY(
+          ChildProcess child,
+          ChildProcess::Spawn({.argv = {program, "rank", RankOptionsToJson(rank_options)},
+                               .fds = {{segment_.fd(), kSegmentFd}, {control_read_fd, kControlFd}},
+                               .env = {}}));
       children_.push_back(std::move(child));
     }
     reaper_ = std::make_unique<Reaper>(board_, children_);
@@ -195,8 +193,7 @@ class RankGroup::Impl {
 Result<std::unique_ptr<RankGroup>> RankGroup::Start(const std::string& program,
                                                     const GroupOptions& options,
                                                     const Hooks& hooks) {
-  YOKE_TRY(ShmSegment segment,
-           ShmSegment::Create(fabric::GroupSegmentBytes(options.num_ranks())));
+  YOKE_TRY(ShmSegment segment, ShmSegment::Create(fabric::GroupSegmentBytes(options.num_ranks())));
   YOKE_TRY(Pipe control, MakePipe());
   auto impl = std::make_unique<Impl>(options, std::move(segment), std::move(control.write));
   YOKE_RETURN_IF_ERROR(impl->Spawn(program, control.read.get()));
@@ -208,11 +205,23 @@ Result<std::unique_ptr<RankGroup>> RankGroup::Start(const std::string& program,
 RankGroup::RankGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RankGroup::~RankGroup() = default;
 
-Result<StepResult> RankGroup::Step(StepPlan plan) { return impl_->Step(std::move(plan)); }
-Status RankGroup::Stop() { return impl_->Stop(); }
-int RankGroup::num_ranks() const { return impl_->options().num_ranks(); }
-const GroupOptions& RankGroup::options() const { return impl_->options(); }
-std::vector<int> RankGroup::pids() const { return impl_->pids(); }
-double RankGroup::load_seconds() const { return impl_->load_seconds(); }
+Result<StepResult> RankGroup::Step(StepPlan plan) {
+  return impl_->Step(std::move(plan));
+}
+Status RankGroup::Stop() {
+  return impl_->Stop();
+}
+int RankGroup::num_ranks() const {
+  return impl_->options().num_ranks();
+}
+const GroupOptions& RankGroup::options() const {
+  return impl_->options();
+}
+std::vector<int> RankGroup::pids() const {
+  return impl_->pids();
+}
+double RankGroup::load_seconds() const {
+  return impl_->load_seconds();
+}
 
 }  // namespace yoke::engine

@@ -22,8 +22,8 @@ struct LoadProgress {
 class RankGroup {
  public:
   struct Hooks {
-    std::function<void(const LoadProgress&)> on_progress;            // while loading
-    std::function<void(const std::vector<int>& pids)> on_spawned;    // before loading
+    std::function<void(const LoadProgress&)> on_progress;          // while loading
+    std::function<void(const std::vector<int>& pids)> on_spawned;  // before loading
   };
 
   // Returns when every rank has loaded its shard. Spawns from the calling thread, which must live

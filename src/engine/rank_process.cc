@@ -56,7 +56,9 @@ class Rank {
       : options_(options),
         board_(fabric::BoardIn(segment)),
         line_(board_.lines[options.rank]),
-        waiter_(board_, options.group.num_ranks(), options.rank, {}),
+        // A rank waits for its next plan as long as its peers live.
+        waiter_(board_, options.group.num_ranks(), options.rank,
+                {.deadline_ns = fabric::kNoDeadline}),
         group_(options.rank, MakeLinks(options, segment), board_, {}),
         backend_(MakeBackend(options.group)) {
     if (options.rank == 0) {
@@ -128,6 +130,7 @@ class Rank {
         std::memcpy(frame.bytes.data(), bytes.data(), bytes.size());
       }
     }
+    YOKE_RETURN_IF_ERROR(group_.AwaitFrom(0));
     YOKE_RETURN_IF_ERROR(group_.Broadcast(0, std::as_writable_bytes(std::span(&frame, 1))));
     if (frame.num_bytes > kPlanBytesMax) {
       return Error(ErrorCode::kCorrupt, "step plan: longer than its limit");

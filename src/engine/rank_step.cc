@@ -196,8 +196,8 @@ std::vector<std::byte> RankStep::Contribution(const StepPlan& plan, const kernel
         const std::span<const float> row = rows.subspan(i * vocab.size(), vocab.size());
         const auto target = static_cast<size_t>(item.targets[i]);
         const bool ours = target >= vocab.begin && target < vocab.end;
-        const TargetPart part = {
-            SumOf(row), ours ? static_cast<double>(row[target - vocab.begin]) : 0.0};
+        const TargetPart part = {SumOf(row),
+                                 ours ? static_cast<double>(row[target - vocab.begin]) : 0.0};
         Append(bytes, std::span<const TargetPart>(&part, 1));
       }
     } else {

@@ -96,7 +96,9 @@ bool Likelier(const Candidate& a, const Candidate& b) {
   return a.token < b.token;
 }
 
-double LogSum::Value() const { return max + std::log(sum); }
+double LogSum::Value() const {
+  return max + std::log(sum);
+}
 
 LogSum Merge(std::span<const LogSum> parts) {
   LogSum all = {.max = -std::numeric_limits<double>::infinity(), .sum = 0};

@@ -100,7 +100,9 @@ Result<std::vector<std::vector<float>>> TeacherForce(RankGroup& group,
 double Perplexity::BitsPerToken() const {
   return nll_sum / static_cast<double>(num_tokens) / std::log(2.0);
 }
-double Perplexity::Value() const { return std::exp(nll_sum / static_cast<double>(num_tokens)); }
+double Perplexity::Value() const {
+  return std::exp(nll_sum / static_cast<double>(num_tokens));
+}
 
 Result<Perplexity> ScoreText(RankGroup& group, std::span<const int> tokens, size_t window,
                              const std::function<bool(size_t, size_t)>& on_progress) {
@@ -109,18 +111,20 @@ Result<Perplexity> ScoreText(RankGroup& group, std::span<const int> tokens, size
   const size_t chunk = group.options().tokens_max / 16 * 16;
   uint64_t sequence = 0;
   for (size_t begin = 0; begin < tokens.size(); begin += window, ++sequence) {
-    const std::span<const int> part = tokens.subspan(begin, std::min(window, tokens.size() - begin));
+    const std::span<const int> part =
+        tokens.subspan(begin, std::min(window, tokens.size() - begin));
     for (size_t i = 0; i + 1 < part.size(); i += chunk) {
       const size_t count = std::min(chunk, part.size() - 1 - i);
       const auto first = part.begin() + static_cast<std::ptrdiff_t>(i);
       StepPlan plan;
-      plan.items.push_back({.sequence = sequence,
-                            .position = static_cast<uint32_t>(i),
-                            .prefill = true,
-                            .want = Want::kLogProbs,
-                            .top = 0,
-                            .tokens = {first, first + static_cast<std::ptrdiff_t>(count)},
-                            .targets = {first + 1, first + 1 + static_cast<std::ptrdiff_t>(count)}});
+      plan.items.push_back(
+          {.sequence = sequence,
+           .position = static_cast<uint32_t>(i),
+           .prefill = true,
+           .want = Want::kLogProbs,
+           .top = 0,
+           .tokens = {first, first + static_cast<std::ptrdiff_t>(count)},
+           .targets = {first + 1, first + 1 + static_cast<std::ptrdiff_t>(count)}});
       YOKE_TRY(const StepResult result, group.Step(std::move(plan)));
       for (const float log_prob : result.items.at(0).log_probs) {
         sum.nll_sum -= static_cast<double>(log_prob);

@@ -30,11 +30,11 @@ Result<std::vector<std::vector<float>>> TeacherForce(RankGroup& group,
                                                      const ForceOptions& options);
 
 struct Perplexity {
-  size_t num_tokens = 0;    // scored
-  double nll_sum = 0;       // nats
+  size_t num_tokens = 0;  // scored
+  double nll_sum = 0;     // nats
   double seconds = 0;
   double BitsPerToken() const;
-  double Value() const;     // exp(nll_sum / num_tokens)
+  double Value() const;  // exp(nll_sum / num_tokens)
 };
 
 // The text's tokens in windows of `window`, each from a fresh state; the first token of a window is
@@ -44,11 +44,11 @@ Result<Perplexity> ScoreText(RankGroup& group, std::span<const int> tokens, size
 
 // How two runs of the same tokens compare, with the words that the project uses.
 struct Comparison {
-  double diff_max = 0;        // largest |logit difference|
+  double diff_max = 0;  // largest |logit difference|
   size_t num_positions = 0;
   size_t num_argmax_differ = 0;
-  size_t num_near_ties = 0;   // of those: the reference's top-2 gap is below 4 x the bound
-  bool bitwise = true;        // every logit is finite and has the same bits
+  size_t num_near_ties = 0;  // of those: the reference's top-2 gap is below 4 x the bound
+  bool bitwise = true;       // every logit is finite and has the same bits
 
   // Every argmax equal but for near-ties, which are at most 1 % of the positions; not of nothing.
   bool Agree() const;

@@ -246,7 +246,9 @@ Group::Group(int rank, std::vector<std::unique_ptr<Link>> links, Board& board, W
     : rank_(rank),
       links_(std::move(links)),
       board_(board),
-      waiter_(board, num_ranks(), rank, limits) {
+      waiter_(board, num_ranks(), rank, limits),
+      idle_waiter_(board, num_ranks(), rank,
+                   {.stale_ns = limits.stale_ns, .deadline_ns = kNoDeadline}) {
   YOKE_CHECK(num_ranks() >= 1 && num_ranks() <= kRanksMax);
   YOKE_CHECK(rank >= 0 && rank < num_ranks());
   for (int r = 0; r < num_ranks(); ++r) {
@@ -341,6 +343,15 @@ Status Group::Broadcast(int root, std::span<std::byte> data) {
       if (links_[r] != nullptr) exchange.Send(r, data);
     }
     return Drive(exchange);
+  });
+}
+
+Status Group::AwaitFrom(int root) {
+  YOKE_CHECK(root >= 0 && root < num_ranks());
+  if (rank_ == root) return Ok{};
+  return Run(Op::kReceivePlan, [&] {
+    Link& link = *links_[static_cast<size_t>(root)];
+    return idle_waiter_.Until([&link] { return !link.TryPoll().empty() || !link.State(); });
   });
 }
 

@@ -43,6 +43,9 @@ class Group {
   // All ranks know data.size().
   Status Broadcast(int root, std::span<std::byte> data);
   Status Barrier();
+  // Returns when something from `root` has arrived, however long that takes (a rank without work);
+  // only the peers' lives are watched. On root itself: at once.
+  Status AwaitFrom(int root);
 
   // A group of one rank counts nothing: it does no operation.
   const GroupStats& stats() const { return stats_; }
@@ -57,6 +60,7 @@ class Group {
   std::vector<std::unique_ptr<Link>> links_;
   Board& board_;
   Waiter waiter_;
+  Waiter idle_waiter_;  // without a deadline
   GroupStats stats_;
   std::optional<Error> failed_;
 };

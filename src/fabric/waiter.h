@@ -10,6 +10,8 @@
 
 namespace yoke::fabric {
 
+constexpr uint64_t kNoDeadline = UINT64_MAX;
+
 struct WaitLimits {
   uint64_t stale_ns = 2'500'000'000;       // a peer without heartbeat for this long is lost
   uint64_t deadline_ns = 120'000'000'000;  // one wait in all

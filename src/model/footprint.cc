@@ -91,8 +91,8 @@ class Counter final : public WeightSource {
   }
 
   DType TrunkDType(const Shape& shape) const {
-    const bool q8 = trunk_ == TrunkFormat::kQ8_0 && shape.dtype == DType::kBf16 &&
-                    shape.cols % kBlockCols == 0;
+    const bool q8 =
+        trunk_ == TrunkFormat::kQ8_0 && shape.dtype == DType::kBf16 && shape.cols % kBlockCols == 0;
     return q8 ? DType::kQ8_0 : shape.dtype;
   }
 

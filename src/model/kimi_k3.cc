@@ -22,7 +22,8 @@ KimiK3::KimiK3(const KimiK3Config& config, std::vector<KimiK3Shard> shards, Kimi
       backend_(backend),
       group_(group),
       options_(options),
-      buffers_(std::make_unique<KimiK3Buffers>(config_, shard_, weights_, options.tokens_max, backend)) {}
+      buffers_(std::make_unique<KimiK3Buffers>(config_, shard_, weights_, options.tokens_max,
+                                               backend)) {}
 
 KimiK3::~KimiK3() {
   backend_.Flush();
@@ -212,8 +213,8 @@ Status KimiK3::Moe(const MoeWeights& w) {
   const shard::Range& own = shard_.latent_cols;
   backend_.Copy(rows(b.moe.sum).Cols(own.begin, own.size()), rows(b.moe.up_in_own));
   backend_.Linear(rows(b.moe.up_in), {{w.latent_up_proj.weight, rows(b.moe.up_out)}});
-  backend_.Situ(rows(b.shared.gate), rows(b.shared.up), config_.situ_beta,
-                config_.situ_linear_beta, rows(b.shared.act_own));
+  backend_.Situ(rows(b.shared.gate), rows(b.shared.up), config_.situ_beta, config_.situ_linear_beta,
+                rows(b.shared.act_own));
   backend_.Linear(rows(b.shared.act), {{w.shared.down_proj.weight, rows(b.y)}});
   backend_.Add(rows(b.moe.up_out), rows(b.y));
   return Ok{};
@@ -286,12 +287,12 @@ Status KimiK3::GatherLatentAndRouter() {
   for (size_t rank = 0; rank < shards_.size(); ++rank) {
     const KimiK3Shard& shard = shards_[rank];
     const auto part = parts_of(rank);
-    backend_.Write(b.moe.latent.Rows(0, num_tokens_)
-                       .Cols(shard.latent_rows.begin, shard.latent_rows.size()),
-                   part.first);
-    backend_.Write(b.moe.router.Rows(0, num_tokens_)
-                       .Cols(shard.router_rows.begin, shard.router_rows.size()),
-                   part.second);
+    backend_.Write(
+        b.moe.latent.Rows(0, num_tokens_).Cols(shard.latent_rows.begin, shard.latent_rows.size()),
+        part.first);
+    backend_.Write(
+        b.moe.router.Rows(0, num_tokens_).Cols(shard.router_rows.begin, shard.router_rows.size()),
+        part.second);
   }
   return Ok{};
 }

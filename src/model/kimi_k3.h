@@ -19,7 +19,7 @@ struct KimiK3Buffers;
 
 // What a sequence carries from step to step on this rank. Owned by its model.
 struct SequenceState {
-  size_t position = 0;  // tokens done so far
+  size_t position = 0;                   // tokens done so far
   std::vector<kernels::View> kda_conv;   // one per KDA layer: [9, num_heads * head_dim]
   std::vector<kernels::View> kda_delta;  // one per KDA layer: [num_heads, head_dim * head_dim]
   kernels::BufferId kda_buffer;
@@ -70,7 +70,6 @@ class KimiK3 {
   const std::vector<KimiK3Shard>& shards() const { return shards_; }
   size_t tokens_max() const { return options_.tokens_max; }
 
-
  private:
   void BeginStep(std::span<const SequenceStep> steps);
   void GrowCache(SequenceState& state, size_t num_positions);
@@ -107,7 +106,7 @@ class KimiK3 {
   std::vector<int32_t> tokens_;
   std::vector<kernels::View> conv_states_, delta_states_;
   std::vector<std::span<const kernels::BufferId>> caches_;
-  std::vector<float> host_;               // staging for collectives
+  std::vector<float> host_;             // staging for collectives
   std::vector<size_t> gather_offsets_;  // of ranks' parts, in floats
   size_t num_tokens_ = 0;
   size_t num_bank_ = 0;  // AttnRes rows pushed so far

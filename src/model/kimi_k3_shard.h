@@ -15,15 +15,15 @@ namespace yoke::model {
 // cuts along columns (o_proj, down_proj, w2, routed_expert_up_proj) give partial sums, which an
 // all-reduce completes. Small matrices (q_a, kv_a, f_a, norms) are whole on every rank.
 struct KimiK3Shard {
-  shard::Range kda_heads;     // q, k, v, g, f_b, b rows; o columns; conv, A_log, dt_bias
-  shard::Range mla_heads;     // q_b, kv_b, g rows; o columns
-  shard::Range dense_ffn;     // gate, up rows; down columns
-  shard::Range shared_ffn;    // likewise
-  shard::Range expert_ffn;    // w1, w3 rows; w2 columns, of every expert
-  shard::Range latent_rows;   // routed_expert_down_proj rows
-  shard::Range latent_cols;   // routed_expert_up_proj columns
-  shard::Range router_rows;   // gate rows: experts whose scores this rank computes
-  shard::Range vocab;         // embedding and lm_head rows
+  shard::Range kda_heads;    // q, k, v, g, f_b, b rows; o columns; conv, A_log, dt_bias
+  shard::Range mla_heads;    // q_b, kv_b, g rows; o columns
+  shard::Range dense_ffn;    // gate, up rows; down columns
+  shard::Range shared_ffn;   // likewise
+  shard::Range expert_ffn;   // w1, w3 rows; w2 columns, of every expert
+  shard::Range latent_rows;  // routed_expert_down_proj rows
+  shard::Range latent_cols;  // routed_expert_up_proj columns
+  shard::Range router_rows;  // gate rows: experts whose scores this rank computes
+  shard::Range vocab;        // embedding and lm_head rows
 };
 
 // Element r is rank r's. More ranks than heads, latent rows, ... is an error with the reason.

@@ -10,7 +10,9 @@ using shard::Range;
 const std::string kPrefix = "language_model.";
 
 // The rows or columns of a range of heads, each `width` wide.
-Range HeadRows(const Range& heads, size_t width) { return {heads.begin * width, heads.end * width}; }
+Range HeadRows(const Range& heads, size_t width) {
+  return {heads.begin * width, heads.end * width};
+}
 
 Result<AttnResWeights> LoadAttnRes(WeightSource& source, const std::string& base) {
   AttnResWeights w;

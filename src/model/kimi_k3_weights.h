@@ -46,12 +46,12 @@ struct FfnWeights {
 };
 
 struct MoeWeights {
-  WeightId router;            // [num_experts, model_dim], this rank's rows
-  WeightId correction_bias;   // f32 [1, num_experts], whole
-  WeightId latent_down_proj;  // [latent_dim, model_dim], this rank's rows
-  WeightId w1, w3;            // MXFP4 [num_experts * expert_ffn, latent_dim], this rank's rows
-  ColumnSlice w2;             // MXFP4 [num_experts * latent_dim, expert_ffn], this rank's columns
-  WeightId latent_norm;       // f32 [1, latent_dim], whole
+  WeightId router;             // [num_experts, model_dim], this rank's rows
+  WeightId correction_bias;    // f32 [1, num_experts], whole
+  WeightId latent_down_proj;   // [latent_dim, model_dim], this rank's rows
+  WeightId w1, w3;             // MXFP4 [num_experts * expert_ffn, latent_dim], this rank's rows
+  ColumnSlice w2;              // MXFP4 [num_experts * latent_dim, expert_ffn], this rank's columns
+  WeightId latent_norm;        // f32 [1, latent_dim], whole
   ColumnSlice latent_up_proj;  // [model_dim, latent_dim], this rank's columns
   FfnWeights shared;
 };

@@ -13,7 +13,9 @@ namespace {
 using kernels::WeightId;
 using shard::Range;
 
-size_t Rows2d(const FileTensor& tensor) { return tensor.shape.front(); }
+size_t Rows2d(const FileTensor& tensor) {
+  return tensor.shape.front();
+}
 
 size_t NumElements(const FileTensor& tensor) {
   size_t count = 1;
@@ -21,7 +23,9 @@ size_t NumElements(const FileTensor& tensor) {
   return count;
 }
 
-size_t Cols2d(const FileTensor& tensor) { return NumElements(tensor) / Rows2d(tensor); }
+size_t Cols2d(const FileTensor& tensor) {
+  return NumElements(tensor) / Rows2d(tensor);
+}
 
 // [rows] of the file, row-major.
 std::span<const std::byte> RowBytes(const FileTensor& tensor, const Range& rows) {
@@ -70,10 +74,7 @@ std::string ExpertName(const std::string& pattern, size_t expert) {
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, kernels::Backend& backend,
                            TrunkFormat trunk, std::function<void(uint64_t)> on_bytes)
-    : checkpoint_(checkpoint),
-      backend_(backend),
-      trunk_(trunk),
-      on_bytes_(std::move(on_bytes)) {}
+    : checkpoint_(checkpoint), backend_(backend), trunk_(trunk), on_bytes_(std::move(on_bytes)) {}
 
 Result<const FileTensor*> WeightLoader::Find(const std::string& name) const {
   const FileTensor* tensor = checkpoint_.Find(name);
@@ -134,9 +135,9 @@ Result<ColumnSlice> WeightLoader::Cols(const std::string& name, const Range& col
   const bool to_q8 = trunk_ == TrunkFormat::kQ8_0 && CanBeQ8(*tensor);
   const Range kept = to_q8 ? shard::CoverBlocks(cols, kBlockCols) : cols;
   const size_t num_rows = Rows2d(*tensor);
-  const DType dtype = to_q8                                ? DType::kQ8_0
+  const DType dtype = to_q8                               ? DType::kQ8_0
                       : tensor->dtype == FileDType::kBf16 ? DType::kBf16
-                                                           : DType::kF32;
+                                                          : DType::kF32;
   HostMatrix matrix = HostMatrix::Make(dtype, num_rows, kept.size());
   for (size_t i = 0; i < num_rows; ++i) {
     // One row at a time: the whole row is quantised, then sliced.
@@ -145,8 +146,9 @@ Result<ColumnSlice> WeightLoader::Cols(const std::string& name, const Range& col
     const size_t skip = DataBytes(dtype, kept.begin);
     CopyBytes(data.subspan(skip, DataBytes(dtype, kept.size())), matrix.DataRow(i));
     if (!to_q8) continue;
-    CopyBytes(row.ScaleRow(0).subspan(ScaleBytes(dtype, kept.begin), ScaleBytes(dtype, kept.size())),
-              matrix.ScaleRow(i));
+    CopyBytes(
+        row.ScaleRow(0).subspan(ScaleBytes(dtype, kept.begin), ScaleBytes(dtype, kept.size())),
+        matrix.ScaleRow(i));
   }
   Copied(*tensor, tensor->bytes, num_rows * kept.size() * BytesPerElement(tensor->dtype));
   return ColumnSlice{backend_.AddWeight(std::move(matrix)), cols.begin - kept.begin, kept.size()};
@@ -176,10 +178,9 @@ Result<WeightId> WeightLoader::HeadVector(const std::string& name, const Range& 
   ToF32(*tensor, {num_heads, length}, tail.data());
   for (const float value : tail) {
     if (value == 0) continue;
-    return Error(ErrorCode::kCorrupt, name + ": values after the first " +
-                                          std::to_string(num_heads) +
-                                          " (one a head) must be zero, found " +
-                                          std::to_string(value));
+    return Error(ErrorCode::kCorrupt,
+                 name + ": values after the first " + std::to_string(num_heads) +
+                     " (one a head) must be zero, found " + std::to_string(value));
   }
   return Vector(name, heads);
 }
