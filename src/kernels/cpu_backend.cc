@@ -320,8 +320,12 @@ void CpuBackend::Mla(const MlaArgs& args) {
     for (const BufferId block : args.caches[s].first(num_blocks)) {
       memory_.At({block, 0, kCacheBlockTokens, row_floats, row_floats});
     }
-    task.num_units += cpu::CeilDiv(segment.num_rows, cpu::MlaTask::kTokens) * args.num_heads;
+    task.num_units += task.NumTiles(segment);
   }
+  task.heads_max =
+      std::clamp<size_t>(task.num_units / queue_.num_threads(), 1, cpu::MlaTask::kQueries);
+  task.num_units = 0;
+  for (const Segment& segment : args.segments) task.num_units += task.NumTiles(segment);
   queue_.ReservePerThread(task.ScratchFloats());
   queue_.Push(task);
 }

@@ -192,15 +192,19 @@ struct KdaTask {
 void Run(const KdaTask& task, size_t phase, const Worker& worker);
 
 struct MlaTask {
-  static constexpr size_t kTokens = 16;     // of one unit
+  static constexpr size_t kQueries = 16;    // of one tile: heads times tokens
   static constexpr size_t kPositions = 64;  // between two updates of the softmax
   MlaArgs args;                             // only sizes and spans are used from here
   Rows q, kv_a, gate, out;
   const float* kv_a_norm = nullptr;
   Weight kv_b;
-  size_t num_units = 0;  // (segment, tile of tokens, head)
+  // Heads of one tile share what they read of the cache; fewer keep more threads busy.
+  size_t heads_max = 1;
+  size_t num_units = 0;  // tiles of all segments
   const BufferTable* buffers = nullptr;
   size_t num_phases() const { return 2; }
+  size_t HeadsOfTile(const Segment& segment) const;
+  size_t NumTiles(const Segment& segment) const;
   size_t ScratchFloats() const;
 };
 void Run(const MlaTask& task, size_t phase, const Worker& worker);

@@ -29,6 +29,8 @@ class CpuQueue {
  public:
   explicit CpuQueue(const ThreadPool::Options& options);
 
+  size_t num_threads() const { return pool_.num_threads(); }
+
   // Memory that every later op may use during its run.
   void ReserveShared(size_t num_floats) { shared_.Reserve(num_floats); }
   void ReservePerThread(size_t num_floats);

@@ -23,8 +23,20 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr size_t kTileRows = 4;
-// Tokens of one register tile; bounded by the number of vector registers.
-constexpr size_t kTileTokens = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM ? 4 : 2;
+// Tokens of one register tile.
+constexpr size_t kTileTokens = kManyRegisters ? 4 : 2;
+
+// y[r] = the sum of row r's partial sums, for r < num_rows <= kTileRows.
+HWY_INLINE void StoreSums(const FloatVec (&rows)[kTileRows], size_t num_rows, float* y) {
+  const hn::Full128<float> d4;
+  if (num_rows == kTileRows) {
+    hn::StoreU(SumOfLanes4(rows), d4, y);
+    return;
+  }
+  alignas(16) float sums[kTileRows];
+  hn::Store(SumOfLanes4(rows), d4, sums);
+  std::copy_n(sums, num_rows, y);
+}
 
 HWY_INLINE void AddBlock(const FloatVec (&w)[kBlockVectors], const FloatVec (&x)[kBlockVectors],
                          FloatVec (&sums)[kSlices]) {
@@ -72,7 +84,9 @@ void OneTokenRows(const Weight& w, size_t row, const float* x, float* y) {
       AddBlock(w_block, x_block, sums[r]);
     }
   }
-  for (size_t r = 0; r < kRows; ++r) y[r] = SumPartial(sums[r]);
+  FloatVec rows[kTileRows];
+  for (size_t r = 0; r < kTileRows; ++r) rows[r] = r < kRows ? AddSlices(sums[r]) : hn::Zero(d);
+  StoreSums(rows, kRows, y);
 }
 
 template <DType kType>
@@ -190,12 +204,17 @@ void ManyTokens(const MatMulArgs& args, size_t first_row, size_t num_rows, size_
              sums);
   }
   for (size_t t = 0; t < num_tokens; ++t) {
-    for (size_t r = 0; r < num_rows; ++r) {
-      FloatVec partial[kSlices];
-      for (size_t s = 0; s < kSlices; ++s) {
-        partial[s] = hn::Load(d, sums + (t * kRowGroup + r) * kPartialSums + s * kLanes);
+    float* y = args.y.Row(first_token + t) + (first_row - args.first_row);
+    for (size_t r = 0; r < num_rows; r += kTileRows) {
+      FloatVec rows[kTileRows];
+      for (size_t i = 0; i < kTileRows; ++i) {
+        FloatVec partial[kSlices];
+        for (size_t s = 0; s < kSlices; ++s) {
+          partial[s] = hn::Load(d, sums + (t * kRowGroup + r + i) * kPartialSums + s * kLanes);
+        }
+        rows[i] = AddSlices(partial);
       }
-      args.y.Row(first_token + t)[first_row - args.first_row + r] = SumPartial(partial);
+      StoreSums(rows, std::min(kTileRows, num_rows - r), y + r);
     }
   }
 }

@@ -39,20 +39,20 @@ struct MlaScratch {
       num_floats += RoundUp(count, kBlockCols);
       return part;
     };
-    query = take(MlaTask::kTokens * query_stride);
-    latent = take(MlaTask::kTokens * latent_stride);
-    value = take(MlaTask::kTokens * value_stride);
-    probs = take(MlaTask::kTokens * MlaTask::kPositions);
+    query = take(MlaTask::kQueries * query_stride);
+    latent = take(MlaTask::kQueries * latent_stride);
+    value = take(MlaTask::kQueries * value_stride);
+    probs = take(MlaTask::kQueries * MlaTask::kPositions);
     keys = take(kKeyRows * latent_stride);
     matmul = take(kMatMulScratch);
   }
 
   size_t num_floats = 0;
   size_t query_stride, latent_stride, value_stride;
-  float* query;   // [kTokens, query_stride]: W_UK^T q_nope | q_pe, zeros behind
-  float* latent;  // [kTokens, latent_stride]: sum of p_t row_t, zeros behind
-  float* value;   // [kTokens, value_stride]: W_UV latent
-  float* probs;   // [kTokens, kPositions]: scores, then e^(score - max)
+  float* query;   // [kQueries, query_stride]: W_UK^T q_nope | q_pe, zeros behind
+  float* latent;  // [kQueries, latent_stride]: sum of p_t row_t, zeros behind
+  float* value;   // [kQueries, value_stride]: W_UV latent
+  float* probs;   // [kQueries, kPositions]: scores, then e^(score - max)
   float* keys;    // [kKeyRows, latent_stride]
   float* matmul;
 };
@@ -87,71 +87,90 @@ void Append(const MlaTask& task, const Worker& worker) {
   }
 }
 
-// One head, and tokens [first_row, first_row + num_tokens) of one segment.
+// Some heads, and tokens [first_row, first_row + num_tokens) of one segment. Query i is of head
+// first_head + i / num_tokens and token i % num_tokens.
 struct Tile {
   const MlaTask& task;
   const MlaScratch& s;
-  size_t head = 0;
+  size_t first_head = 0;
+  size_t num_heads = 0;
   size_t segment = 0;
   size_t first_row = 0;
   size_t num_tokens = 0;
   size_t position = 0;  // of the first token
-  float max[MlaTask::kTokens] = {};
-  float sum[MlaTask::kTokens] = {};  // of e^(score - max)
+  float max[MlaTask::kQueries] = {};
+  float sum[MlaTask::kQueries] = {};  // of e^(score - max)
+
+  size_t NumQueries() const { return num_heads * num_tokens; }
 };
 
-// out[t][c] += sum_r coef[t][r] rows[r][c], r ascending, for one vector of columns and kTokens
-// tokens.
-template <size_t kTokens, class D>
-HWY_INLINE void AddRowsTile(D d, const float* rows, size_t row_stride, size_t num_rows,
-                            const float* coef, size_t coef_stride, float* out, size_t out_stride) {
-  hn::Vec<D> sums[kTokens];
-  for (size_t t = 0; t < kTokens; ++t) sums[t] = hn::LoadU(d, out + t * out_stride);
-  for (size_t r = 0; r < num_rows; ++r) {
-    const auto row = hn::LoadU(d, rows + r * row_stride);
-    for (size_t t = 0; t < kTokens; ++t) {
-      sums[t] = hn::MulAdd(hn::Set(d, coef[t * coef_stride + r]), row, sums[t]);
-    }
-  }
-  for (size_t t = 0; t < kTokens; ++t) hn::StoreU(sums[t], d, out + t * out_stride);
-}
-
+// out[q][c] += sum_r coef[q][r] rows[r][c], r ascending.
 struct AddRowsArgs {
   const float* rows;  // [num_rows, num_cols]
   size_t row_stride, num_rows, num_cols;
-  const float* coef;  // [num_tokens, num_rows]
-  size_t coef_stride, num_tokens;
-  float* out;  // [num_tokens, num_cols]
+  const float* coef;  // [num_queries, num_rows]
+  size_t coef_stride, num_queries;
+  float* out;  // [num_queries, num_cols]
   size_t out_stride;
 };
 
-void AddRows(const AddRowsArgs& args) {
-  constexpr size_t kTokens = 4;
-  for (size_t t = 0; t < args.num_tokens;) {
-    const size_t count = args.num_tokens - t >= kTokens ? kTokens : 1;
-    const float* coef = args.coef + t * args.coef_stride;
-    float* out = args.out + t * args.out_stride;
-    ForEachVector(args.num_cols, [&](auto d, size_t c) HWY_ATTR {
-      if (count == kTokens) {
-        AddRowsTile<kTokens>(d, args.rows + c, args.row_stride, args.num_rows, coef,
-                             args.coef_stride, out + c, args.out_stride);
-      } else {
-        AddRowsTile<1>(d, args.rows + c, args.row_stride, args.num_rows, coef, args.coef_stride,
-                       out + c, args.out_stride);
-      }
-    });
-    t += count;
+// For kQueries queries from `query` on and kVectors vectors of columns from `col` on.
+template <size_t kQueries, size_t kVectors, class D>
+HWY_INLINE void AddRowsTile(D d, const AddRowsArgs& args, size_t query, size_t col) {
+  const float* coef = args.coef + query * args.coef_stride;
+  float* out = args.out + query * args.out_stride + col;
+  const size_t lanes = hn::Lanes(d);
+  hn::Vec<D> sums[kQueries][kVectors];
+  for (size_t q = 0; q < kQueries; ++q) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      sums[q][v] = hn::LoadU(d, out + q * args.out_stride + v * lanes);
+    }
+  }
+  for (size_t r = 0; r < args.num_rows; ++r) {
+    hn::Vec<D> row[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) {
+      row[v] = hn::LoadU(d, args.rows + r * args.row_stride + col + v * lanes);
+    }
+    for (size_t q = 0; q < kQueries; ++q) {
+      const auto factor = hn::Set(d, coef[q * args.coef_stride + r]);
+      for (size_t v = 0; v < kVectors; ++v) sums[q][v] = hn::MulAdd(factor, row[v], sums[q][v]);
+    }
+  }
+  for (size_t q = 0; q < kQueries; ++q) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      hn::StoreU(sums[q][v], d, out + q * args.out_stride + v * lanes);
+    }
   }
 }
 
-// query = W_UK^T q_nope | q_pe, scaled.
-void AbsorbQueries(const Tile& tile) {
+// For all queries: the rows stay in the first-level cache meanwhile.
+template <size_t kVectors, class D>
+HWY_INLINE void AddRowsCols(D d, const AddRowsArgs& args, size_t col) {
+  size_t query = 0;
+  for (; query + 4 <= args.num_queries; query += 4) AddRowsTile<4, kVectors>(d, args, query, col);
+  for (; query < args.num_queries; ++query) AddRowsTile<1, kVectors>(d, args, query, col);
+}
+
+void AddRows(const AddRowsArgs& args) {
+  constexpr size_t kVectors = kManyRegisters ? 4 : 2;
+  size_t col = 0;
+  for (; col + kVectors * kLanes <= args.num_cols; col += kVectors * kLanes) {
+    AddRowsCols<kVectors>(FloatTag(), args, col);
+  }
+  for (; col + kLanes <= args.num_cols; col += kLanes) AddRowsCols<1>(FloatTag(), args, col);
+  for (; col < args.num_cols; ++col) AddRowsCols<1>(OneFloatTag(), args, col);
+}
+
+// query = W_UK^T q_nope | q_pe, scaled, for all tokens of the tile and its head number h.
+void AbsorbQueries(const Tile& tile, size_t h) {
   const MlaArgs& args = tile.task.args;
   const MlaScratch& s = tile.s;
+  const size_t head = tile.first_head + h;
   const size_t q_dim = args.nope_dim + args.rope_dim;
-  std::memset(s.query, 0, tile.num_tokens * s.query_stride * sizeof(float));
-  const float* q = tile.task.q.Row(tile.first_row) + tile.head * q_dim;
-  const size_t first_key = tile.head * (args.nope_dim + args.v_dim);
+  float* queries = s.query + h * tile.num_tokens * s.query_stride;
+  std::memset(queries, 0, tile.num_tokens * s.query_stride * sizeof(float));
+  const float* q = tile.task.q.Row(tile.first_row) + head * q_dim;
+  const size_t first_key = head * (args.nope_dim + args.v_dim);
   for (size_t r = 0; r < args.nope_dim; r += kKeyRows) {
     const size_t num_rows = std::min(kKeyRows, args.nope_dim - r);
     DecodeRows(tile.task.kv_b, first_key + r, num_rows, s.keys, s.latent_stride);
@@ -161,13 +180,13 @@ void AbsorbQueries(const Tile& tile) {
              .num_cols = args.rank,
              .coef = q + r,
              .coef_stride = tile.task.q.stride,
-             .num_tokens = tile.num_tokens,
-             .out = s.query,
+             .num_queries = tile.num_tokens,
+             .out = queries,
              .out_stride = s.query_stride});
   }
   const float scale = 1 / std::sqrt(static_cast<float>(q_dim));
   for (size_t t = 0; t < tile.num_tokens; ++t) {
-    float* query = s.query + t * s.query_stride;
+    float* query = queries + t * s.query_stride;
     std::memcpy(query + args.rank, q + t * tile.task.q.stride + args.nope_dim,
                 args.rope_dim * sizeof(float));
     ForEachVector(args.rank + args.rope_dim, [&](auto d, size_t c) HWY_ATTR {
@@ -176,20 +195,20 @@ void AbsorbQueries(const Tile& tile) {
   }
 }
 
-// Scores of one token become e^(score - max); what was summed so far is scaled to the new maximum.
+// Scores of one query become e^(score - max); what was summed so far is scaled to the new maximum.
 // num_seen of the num_positions are not in its future.
-void UpdateSoftmax(Tile& tile, size_t t, size_t num_seen, size_t num_positions) {
+void UpdateSoftmax(Tile& tile, size_t query, size_t num_seen, size_t num_positions) {
   const MlaScratch& s = tile.s;
-  float* probs = s.probs + t * MlaTask::kPositions;
+  float* probs = s.probs + query * MlaTask::kPositions;
   if (num_seen > 0) {
-    const float old_max = tile.max[t];
-    for (size_t i = 0; i < num_seen; ++i) tile.max[t] = std::max(tile.max[t], probs[i]);
-    const float max = tile.max[t];
+    const float old_max = tile.max[query];
+    for (size_t i = 0; i < num_seen; ++i) tile.max[query] = std::max(tile.max[query], probs[i]);
+    const float max = tile.max[query];
     if (max != old_max) {
       const OneFloatTag one;
       const float scale = hn::GetLane(hn::Exp(one, hn::Set(one, old_max - max)));
-      tile.sum[t] *= scale;
-      float* latent = s.latent + t * s.latent_stride;
+      tile.sum[query] *= scale;
+      float* latent = s.latent + query * s.latent_stride;
       ForEachVector(tile.task.args.rank, [&](auto d, size_t c) HWY_ATTR {
         hn::StoreU(hn::Mul(hn::LoadU(d, latent + c), hn::Set(d, scale)), d, latent + c);
       });
@@ -198,19 +217,20 @@ void UpdateSoftmax(Tile& tile, size_t t, size_t num_seen, size_t num_positions) 
       const auto score = hn::Sub(hn::LoadU(d, probs + i), hn::Set(d, max));
       hn::StoreU(hn::Exp(d, score), d, probs + i);
     });
-    for (size_t i = 0; i < num_seen; ++i) tile.sum[t] += probs[i];
+    for (size_t i = 0; i < num_seen; ++i) tile.sum[query] += probs[i];
   }
   std::fill(probs + num_seen, probs + num_positions, 0.0F);
 }
 
-// latent = sum over the positions a token may see of softmax weight (not yet divided) * cached row.
+// latent = sum over the positions a query may see of softmax weight (not yet divided) * cached row.
 void AttendTile(Tile& tile) {
   const MlaArgs& args = tile.task.args;
   const MlaScratch& s = tile.s;
   const size_t row_floats = args.rank + args.rope_dim;
-  std::memset(s.latent, 0, tile.num_tokens * s.latent_stride * sizeof(float));
-  std::fill_n(tile.max, tile.num_tokens, -std::numeric_limits<float>::infinity());
-  std::fill_n(tile.sum, tile.num_tokens, 0.0F);
+  const size_t num_queries = tile.NumQueries();
+  std::memset(s.latent, 0, num_queries * s.latent_stride * sizeof(float));
+  std::fill_n(tile.max, num_queries, -std::numeric_limits<float>::infinity());
+  std::fill_n(tile.sum, num_queries, 0.0F);
   const size_t end = tile.position + tile.num_tokens;
   for (size_t first = 0; first < end; first += MlaTask::kPositions) {
     const size_t count = std::min(MlaTask::kPositions, end - first);
@@ -228,12 +248,12 @@ void AttendTile(Tile& tile) {
                 .first_row = 0,
                 .num_rows = count,
                 .x = {s.query, s.query_stride, nullptr},
-                .num_tokens = tile.num_tokens,
+                .num_tokens = num_queries,
                 .y = {s.probs, MlaTask::kPositions, nullptr},
                 .scratch = s.matmul});
-    for (size_t t = 0; t < tile.num_tokens; ++t) {
-      const size_t seen_end = tile.position + t + 1;
-      UpdateSoftmax(tile, t, seen_end > first ? std::min(count, seen_end - first) : 0, count);
+    for (size_t i = 0; i < num_queries; ++i) {
+      const size_t seen_end = tile.position + i % tile.num_tokens + 1;
+      UpdateSoftmax(tile, i, seen_end > first ? std::min(count, seen_end - first) : 0, count);
     }
     AddRows({.rows = rows,
              .row_stride = row_floats,
@@ -241,28 +261,30 @@ void AttendTile(Tile& tile) {
              .num_cols = args.rank,
              .coef = s.probs,
              .coef_stride = MlaTask::kPositions,
-             .num_tokens = tile.num_tokens,
+             .num_queries = num_queries,
              .out = s.latent,
              .out_stride = s.latent_stride});
   }
 }
 
-// out = (W_UV latent / sum) * sigmoid(gate)
-void StoreValues(const Tile& tile) {
+// out = (W_UV latent / sum) * sigmoid(gate), for all tokens of the tile and its head number h.
+void StoreValues(const Tile& tile, size_t h) {
   const MlaArgs& args = tile.task.args;
   const MlaScratch& s = tile.s;
+  const size_t head = tile.first_head + h;
+  const size_t first_query = h * tile.num_tokens;
   MatMulRows({.w = tile.task.kv_b,
-              .first_row = tile.head * (args.nope_dim + args.v_dim) + args.nope_dim,
+              .first_row = head * (args.nope_dim + args.v_dim) + args.nope_dim,
               .num_rows = args.v_dim,
-              .x = {s.latent, s.latent_stride, nullptr},
+              .x = {s.latent + first_query * s.latent_stride, s.latent_stride, nullptr},
               .num_tokens = tile.num_tokens,
               .y = {s.value, s.value_stride, nullptr},
               .scratch = s.matmul});
   for (size_t t = 0; t < tile.num_tokens; ++t) {
     const float* value = s.value + t * s.value_stride;
-    const float* gate = tile.task.gate.Row(tile.first_row + t) + tile.head * args.v_dim;
-    float* out = tile.task.out.Row(tile.first_row + t) + tile.head * args.v_dim;
-    const float scale = 1 / tile.sum[t];
+    const float* gate = tile.task.gate.Row(tile.first_row + t) + head * args.v_dim;
+    float* out = tile.task.out.Row(tile.first_row + t) + head * args.v_dim;
+    const float scale = 1 / tile.sum[first_query + t];
     ForEachVector(args.v_dim, [&](auto d, size_t c) HWY_ATTR {
       const auto v = hn::Mul(hn::LoadU(d, value + c), hn::Set(d, scale));
       hn::StoreU(hn::Mul(v, Sigmoid(d, hn::LoadU(d, gate + c))), d, out + c);
@@ -275,20 +297,23 @@ void Attend(const MlaTask& task, const Worker& worker) {
   const MlaScratch scratch(args, worker.scratch());
   size_t unit = 0;
   while (worker.Next(task.num_units, unit)) {
-    Tile tile{.task = task, .s = scratch, .head = unit % args.num_heads};
-    size_t tile_idx = unit / args.num_heads;
-    for (; tile_idx >= CeilDiv(args.segments[tile.segment].num_rows, MlaTask::kTokens);
-         ++tile.segment) {
-      tile_idx -= CeilDiv(args.segments[tile.segment].num_rows, MlaTask::kTokens);
+    size_t segment_idx = 0;
+    for (; unit >= task.NumTiles(args.segments[segment_idx]); ++segment_idx) {
+      unit -= task.NumTiles(args.segments[segment_idx]);
     }
-    const Segment& segment = args.segments[tile.segment];
-    const size_t first = tile_idx * MlaTask::kTokens;
-    tile.first_row = segment.first_row + first;
-    tile.num_tokens = std::min(MlaTask::kTokens, segment.num_rows - first);
-    tile.position = segment.position + first;
-    AbsorbQueries(tile);
+    const Segment& segment = args.segments[segment_idx];
+    const size_t heads = task.HeadsOfTile(segment);
+    const size_t num_groups = CeilDiv(args.num_heads, heads);
+    const size_t first_token = unit / num_groups * MlaTask::kQueries;
+    Tile tile{.task = task, .s = scratch, .first_head = unit % num_groups * heads};
+    tile.num_heads = std::min(heads, args.num_heads - tile.first_head);
+    tile.segment = segment_idx;
+    tile.first_row = segment.first_row + first_token;
+    tile.num_tokens = std::min(MlaTask::kQueries, segment.num_rows - first_token);
+    tile.position = segment.position + first_token;
+    for (size_t h = 0; h < tile.num_heads; ++h) AbsorbQueries(tile, h);
     AttendTile(tile);
-    StoreValues(tile);
+    for (size_t h = 0; h < tile.num_heads; ++h) StoreValues(tile, h);
   }
 }
 
@@ -309,6 +334,14 @@ HWY_AFTER_NAMESPACE();
 namespace yoke::kernels::cpu {
 
 HWY_EXPORT(MlaPhase);
+
+size_t MlaTask::HeadsOfTile(const Segment& segment) const {
+  return std::clamp<size_t>(kQueries / std::max<size_t>(segment.num_rows, 1), 1, heads_max);
+}
+
+size_t MlaTask::NumTiles(const Segment& segment) const {
+  return CeilDiv(segment.num_rows, kQueries) * CeilDiv(args.num_heads, HeadsOfTile(segment));
+}
 
 size_t MlaTask::ScratchFloats() const {
   return MlaScratch(args, nullptr).num_floats;

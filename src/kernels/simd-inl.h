@@ -29,6 +29,9 @@ using FloatVec = hn::Vec<FloatTag>;
 constexpr size_t kLanes = hn::MaxLanes(FloatTag());
 constexpr size_t kSlices = kPartialSums / kLanes;  // vectors that hold the partial sums
 
+// 32 vector registers rather than 16: how large a tile of sums can be.
+constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM;
+
 // body(tag, i) for all of [0, n): with whole vectors, then one by one.
 template <class Body>
 HWY_INLINE void ForEachVector(size_t n, const Body& body) {
@@ -37,17 +40,46 @@ HWY_INLINE void ForEachVector(size_t n, const Body& body) {
   for (; i < n; ++i) body(OneFloatTag(), i);
 }
 
-// The partial sums added up, in one order.
-HWY_INLINE float SumPartial(const FloatVec* sums) {
-  const FloatTag d;
+// One vector with the sums over slices of the partial sums.
+HWY_INLINE FloatVec AddSlices(const FloatVec (&sums)[kSlices]) {
   if constexpr (kSlices == 1) {
-    return hn::GetLane(hn::SumOfLanes(d, sums[0]));
+    return sums[0];
   } else if constexpr (kSlices == 2) {
-    return hn::GetLane(hn::SumOfLanes(d, hn::Add(sums[0], sums[1])));
+    return hn::Add(sums[0], sums[1]);
   } else {
-    return hn::GetLane(
-        hn::SumOfLanes(d, hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]))));
+    return hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
   }
+}
+
+// The partial sums added up, in one order.
+HWY_INLINE float SumPartial(const FloatVec (&sums)[kSlices]) {
+  return hn::GetLane(hn::SumOfLanes(FloatTag(), AddSlices(sums)));
+}
+
+// The sum of the 128-bit blocks of a vector. A template so that only one branch is compiled.
+template <class V>
+HWY_INLINE hn::Vec<hn::Full128<float>> SumBlocks(V v) {
+  const hn::DFromV<V> d;
+  if constexpr (hn::MaxLanes(d) == 4) {
+    return v;
+  } else {
+    const hn::Half<decltype(d)> half;
+    return SumBlocks(hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// Four sums of all lanes at once, in one order: out[i] is the sum of rows[i]'s lanes.
+HWY_INLINE hn::Vec<hn::Full128<float>> SumOfLanes4(const FloatVec (&rows)[4]) {
+  const FloatTag d;
+  const hn::RepartitionToWide<hn::RebindToUnsigned<FloatTag>> d64;
+  const auto add_pairs = [&](FloatVec a, FloatVec b) HWY_ATTR {
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto ab = hn::BitCast(d64, add_pairs(rows[0], rows[1]));  // a0+a2 b0+b2 a1+a3 b1+b3
+  const auto cd = hn::BitCast(d64, add_pairs(rows[2], rows[3]));
+  const FloatVec sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, ab, cd)),
+                               hn::BitCast(d, hn::InterleaveUpper(d64, ab, cd)));
+  return SumBlocks(sum);
 }
 
 // sum a[i] b[i], in one order whatever n is for the caller.
