@@ -28,14 +28,21 @@ std::vector<int> AllRanks(int num_ranks) {
   return ranks;
 }
 
+// One of a fixed set of random words; much faster than a generator in a sanitizer build.
+uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+  return x ^ (x >> 32);
+}
+
 // Values whose sum depends on the order in which they are added.
 std::vector<float> RankData(uint64_t seed, int rank, size_t size) {
-  std::mt19937_64 random(seed * 64 + static_cast<uint64_t>(rank));
+  const uint64_t start = Mix(seed * 64 + static_cast<uint64_t>(rank) + 1);
   std::vector<float> data(size);
-  for (float& x : data) {
-    const uint64_t bits = random();
-    x = std::ldexp(static_cast<float>(static_cast<int32_t>(bits)),
-                   static_cast<int>(bits >> 60) - 36);
+  for (size_t i = 0; i < size; ++i) {
+    const uint64_t bits = Mix(start + i);
+    const auto scale = static_cast<float>(uint32_t{1} << (bits >> 60));
+    data[i] = static_cast<float>(static_cast<int32_t>(bits)) * scale;
   }
   return data;
 }
@@ -50,9 +57,9 @@ std::vector<float> SumOfRanks(uint64_t seed, const std::vector<int>& order, size
 }
 
 std::vector<std::byte> RankBytes(uint64_t seed, int rank, size_t size) {
-  std::mt19937_64 random(seed * 64 + static_cast<uint64_t>(rank));
+  const std::vector<float> words = RankData(seed, rank, size / sizeof(float) + 1);
   std::vector<std::byte> data(size);
-  for (std::byte& b : data) b = static_cast<std::byte>(random() & 0xFF);
+  if (size > 0) std::memcpy(data.data(), words.data(), size);
   return data;
 }
 
@@ -79,8 +86,9 @@ class GroupTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
 };
 
 TEST_P(GroupTest, AllReduceIsTheSumInRankOrderOnEveryRank) {
-  const size_t sizes[] = {0,        1,           7, kSlotFloats - 1, kSlotFloats, kSlotFloats + 1,
-                          7168 * 3, 600'000 + 11};
+  // Several MB, or with many ranks at least more than a ring holds.
+  const size_t large = num_ranks() <= 3 ? 600'011 : 6 * kSlotFloats + 11;
+  const size_t sizes[] = {0, 1, 7, kSlotFloats - 1, kSlotFloats, kSlotFloats + 1, 7168 * 3, large};
   std::vector<std::vector<float>> sums;
   for (size_t size : sizes) sums.push_back(SumOfRanks(size, AllRanks(num_ranks()), size));
   if (num_ranks() > 2) {  // the order is seen in this data, else the test proves little
@@ -264,7 +272,7 @@ TEST_P(GroupTest, RandomProgram) {
   SCOPED_TRACE("YOKE_TEST_SEED=" + std::to_string(seed));
   Run([&](Group& group) {
     std::mt19937_64 random(seed);
-    for (uint64_t id = 1; id <= 150 && !::testing::Test::HasFailure(); ++id) {
+    for (uint64_t id = 1; id <= 100 && !::testing::Test::HasFailure(); ++id) {
       RandomOperation(group, random, id);
     }
   });
