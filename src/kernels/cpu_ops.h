@@ -15,7 +15,7 @@ namespace yoke::kernels::cpu {
 // Rows of one weight are worked on in groups of this many.
 constexpr size_t kRowGroup = 16;
 // Scratch that MatMulRows needs, in floats.
-constexpr size_t kMatMulTokens = 128;
+constexpr size_t kMatMulTokens = 64;
 constexpr size_t kPanelCols = 256;
 constexpr size_t kMatMulScratch = kRowGroup * (kMatMulTokens * 16 + kPanelCols);
 

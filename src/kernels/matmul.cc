@@ -1,5 +1,5 @@
-// Products of activations with weights. One token: weights stream through registers, four rows at a
-// time. More tokens: sixteen rows are unpacked into a panel in the first-level cache, which all
+// Products of activations with weights. Few tokens: weights stream through registers, four rows at
+// a time. More tokens: sixteen rows are unpacked into a panel in the first-level cache, which all
 // tokens then use. Both add up the same partial sums in the same order.
 #include <algorithm>
 #include <cstring>
@@ -25,6 +25,8 @@ namespace {
 constexpr size_t kTileRows = 4;
 // Tokens of one register tile.
 constexpr size_t kTileTokens = kManyRegisters ? 4 : 2;
+// Up to so many tokens, their sums of kTileRows rows stay in registers.
+constexpr size_t kFewTokens = kManyRegisters && kSlices == 1 ? 4 : 1;
 
 // y[r] = the sum of row r's partial sums, for r < num_rows <= kTileRows.
 HWY_INLINE void StoreSums(const FloatVec (&rows)[kTileRows], size_t num_rows, float* y) {
@@ -49,18 +51,20 @@ HWY_INLINE void LoadBlock(const float* x, FloatVec (&out)[kBlockVectors]) {
   for (size_t i = 0; i < kBlockVectors; ++i) out[i] = hn::LoadU(FloatTag(), x + i * kLanes);
 }
 
-// y[r] = w[row + r] x for r < kRows, with x packed.
-template <DType kType, size_t kRows>
-void OneTokenRows(const Weight& w, size_t row, const float* x, float* y) {
+// y[t][r] = w[row + r] x[t] for r < kRows, t < kTokens.
+template <DType kType, size_t kRows, size_t kTokens>
+void FewTokensRows(const Weight& w, size_t row, const float* const* x, float* const* y) {
   const FloatTag d;
-  FloatVec sums[kRows][kSlices];
+  FloatVec sums[kTokens][kRows][kSlices];
   const std::byte* data[kRows];
   for (size_t r = 0; r < kRows; ++r) {
-    for (FloatVec& sum : sums[r]) sum = hn::Zero(d);
+    for (size_t t = 0; t < kTokens; ++t) {
+      for (FloatVec& sum : sums[t][r]) sum = hn::Zero(d);
+    }
     data[r] = w.data + (row + r) * w.data_stride;
   }
   const size_t num_blocks = w.cols / kBlockCols;
-  FloatVec x_block[kBlockVectors];
+  FloatVec x_block[kTokens][kBlockVectors];
   FloatVec w_block[kBlockVectors];
   RowScales<kType> scales[kRows];
   for (size_t first = 0; first < num_blocks; first += kScaleBlocks) {
@@ -70,32 +74,61 @@ void OneTokenRows(const Weight& w, size_t row, const float* x, float* y) {
       scales[r].Load(w.scales + (row + r) * w.scale_stride + offset, count);
     }
     for (size_t b = 0; b < count; ++b) {
-      LoadBlock(x + (first + b) * kBlockCols, x_block);
+      for (size_t t = 0; t < kTokens; ++t) LoadBlock(x[t] + (first + b) * kBlockCols, x_block[t]);
       for (size_t r = 0; r < kRows; ++r) {
         DecodeBlock<kType>(data[r] + (first + b) * BlockBytes(kType), scales[r][b], w_block);
-        AddBlock(w_block, x_block, sums[r]);
+        for (size_t t = 0; t < kTokens; ++t) AddBlock(w_block, x_block[t], sums[t][r]);
       }
     }
   }
   if (const size_t rest = w.cols % kBlockCols; rest != 0) {
-    LoadBlock(x + num_blocks * kBlockCols, x_block);
+    for (size_t t = 0; t < kTokens; ++t) LoadBlock(x[t] + num_blocks * kBlockCols, x_block[t]);
     for (size_t r = 0; r < kRows; ++r) {
       DecodePartBlock<kType>(data[r] + num_blocks * BlockBytes(kType), rest, w_block);
-      AddBlock(w_block, x_block, sums[r]);
+      for (size_t t = 0; t < kTokens; ++t) AddBlock(w_block, x_block[t], sums[t][r]);
     }
   }
-  FloatVec rows[kTileRows];
-  for (size_t r = 0; r < kTileRows; ++r) rows[r] = r < kRows ? AddSlices(sums[r]) : hn::Zero(d);
-  StoreSums(rows, kRows, y);
+  for (size_t t = 0; t < kTokens; ++t) {
+    FloatVec rows[kTileRows];
+    for (size_t r = 0; r < kTileRows; ++r) {
+      rows[r] = r < kRows ? AddSlices(sums[t][r % kRows]) : hn::Zero(d);
+    }
+    StoreSums(rows, kRows, y[t]);
+  }
+}
+
+// All rows of args, for tokens [first_token, first_token + kTokens).
+template <DType kType, size_t kTokens>
+void FewTokens(const MatMulArgs& args, size_t first_token) {
+  const float* x[kTokens];
+  for (size_t t = 0; t < kTokens; ++t) x[t] = args.x.Row(first_token + t);
+  float* y[kTokens];
+  size_t r = 0;
+  for (; r < args.num_rows; r += args.num_rows - r >= kTileRows ? kTileRows : 1) {
+    for (size_t t = 0; t < kTokens; ++t) y[t] = args.y.Row(first_token + t) + r;
+    if (args.num_rows - r >= kTileRows) {
+      FewTokensRows<kType, kTileRows, kTokens>(args.w, args.first_row + r, x, y);
+    } else {
+      FewTokensRows<kType, 1, kTokens>(args.w, args.first_row + r, x, y);
+    }
+  }
 }
 
 template <DType kType>
-void OneToken(const Weight& w, size_t first_row, size_t num_rows, const float* x, float* y) {
-  size_t r = 0;
-  for (; r + kTileRows <= num_rows; r += kTileRows) {
-    OneTokenRows<kType, kTileRows>(w, first_row + r, x, y + r);
+void AtMostFewTokens(const MatMulArgs& args) {
+  if constexpr (kFewTokens == 4) {
+    switch (args.num_tokens) {
+      case 4:
+        return FewTokens<kType, 4>(args, 0);
+      case 3:
+        return FewTokens<kType, 3>(args, 0);
+      case 2:
+        return FewTokens<kType, 2>(args, 0);
+      default:
+        break;
+    }
   }
-  for (; r < num_rows; ++r) OneTokenRows<kType, 1>(w, first_row + r, x, y + r);
+  FewTokens<kType, 1>(args, 0);
 }
 
 // Columns [first_col, first_col + num_cols) of a row as floats, up to a whole block with zeros.
@@ -140,10 +173,16 @@ void DecodeColsOf(const Weight& w, size_t row, size_t first_col, size_t num_cols
   }
 }
 
-// Adds kTileRows panel rows times kTokens rows of x to their partial sums.
-// panel: [kTileRows, kPanelCols]; x: one row per token; sums: [kTokens, kRowGroup, kPartialSums]
+// Rows of weights as floats, in a panel or where they are stored.
+struct FloatRows {
+  const float* data = nullptr;
+  size_t stride = 0;
+};
+
+// Adds kTileRows rows of w times kTokens rows of x to their partial sums.
+// sums: [kTokens, kRowGroup, kPartialSums]
 template <size_t kTokens>
-HWY_INLINE void AddTile(const float* panel, size_t num_cols, const float* const* x, float* sums) {
+HWY_INLINE void AddTile(const FloatRows& w, size_t num_cols, const float* const* x, float* sums) {
   const FloatTag d;
   for (size_t s = 0; s < kSlices; ++s) {
     FloatVec acc[kTokens][kTileRows];
@@ -153,11 +192,11 @@ HWY_INLINE void AddTile(const float* panel, size_t num_cols, const float* const*
       }
     }
     for (size_t c = s * kLanes; c < num_cols; c += kPartialSums) {
-      FloatVec w[kTileRows];
-      for (size_t r = 0; r < kTileRows; ++r) w[r] = hn::Load(d, panel + r * kPanelCols + c);
+      FloatVec w_v[kTileRows];
+      for (size_t r = 0; r < kTileRows; ++r) w_v[r] = hn::LoadU(d, w.data + r * w.stride + c);
       for (size_t t = 0; t < kTokens; ++t) {
         const FloatVec x_v = hn::LoadU(d, x[t] + c);
-        for (size_t r = 0; r < kTileRows; ++r) acc[t][r] = hn::MulAdd(w[r], x_v, acc[t][r]);
+        for (size_t r = 0; r < kTileRows; ++r) acc[t][r] = hn::MulAdd(w_v[r], x_v, acc[t][r]);
       }
     }
     for (size_t t = 0; t < kTokens; ++t) {
@@ -168,24 +207,38 @@ HWY_INLINE void AddTile(const float* panel, size_t num_cols, const float* const*
   }
 }
 
-// A panel times tokens [first, first + num_tokens) of x.
-void AddPanel(const float* panel, size_t num_rows, size_t first_col, size_t num_cols,
-              const PickedRows& x, size_t first, size_t num_tokens, float* sums) {
-  const size_t num_tile_rows = RoundUp(num_rows, kTileRows);
+// Rows of weights times tokens [first, first + num_tokens) of x, over num_cols columns from
+// first_col on.
+void AddRowGroup(const FloatRows& w, size_t num_rows, size_t first_col, size_t num_cols,
+                 const PickedRows& x, size_t first, size_t num_tokens, float* sums) {
   for (size_t t = 0; t < num_tokens;) {
     const size_t count = num_tokens - t >= kTileTokens ? kTileTokens : 1;
     const float* x_rows[kTileTokens];
     for (size_t i = 0; i < count; ++i) x_rows[i] = x.Row(first + t + i) + first_col;
-    for (size_t r = 0; r < num_tile_rows; r += kTileRows) {
+    for (size_t r = 0; r < num_rows; r += kTileRows) {
       float* tile_sums = sums + (t * kRowGroup + r) * kPartialSums;
+      const FloatRows tile{w.data + r * w.stride, w.stride};
       if (count == kTileTokens) {
-        AddTile<kTileTokens>(panel + r * kPanelCols, num_cols, x_rows, tile_sums);
+        AddTile<kTileTokens>(tile, num_cols, x_rows, tile_sums);
       } else {
-        AddTile<1>(panel + r * kPanelCols, num_cols, x_rows, tile_sums);
+        AddTile<1>(tile, num_cols, x_rows, tile_sums);
       }
     }
     t += count;
   }
+}
+
+// kRowGroup rows of w (or num_rows, and others behind them that do not matter) as floats: columns
+// [first_col, first_col + num_cols), up to a whole block with zeros.
+FloatRows UnpackPanel(const Weight& w, size_t first_row, size_t num_rows, size_t first_col,
+                      size_t num_cols, float* panel) {
+  if (w.dtype == DType::kF32 && num_rows % kTileRows == 0 && num_cols % kBlockCols == 0) {
+    return {w.f32() + first_row * w.cols + first_col, w.cols};
+  }
+  for (size_t r = 0; r < num_rows; ++r) {
+    DecodeColsOf(w, first_row + r, first_col, num_cols, panel + r * kPanelCols);
+  }
+  return {panel, kPanelCols};
 }
 
 // Up to kRowGroup rows times up to kMatMulTokens tokens.
@@ -197,14 +250,13 @@ void ManyTokens(const MatMulArgs& args, size_t first_row, size_t num_rows, size_
   std::memset(sums, 0, num_tokens * kRowGroup * kPartialSums * sizeof(float));
   for (size_t c = 0; c < args.w.cols; c += kPanelCols) {
     const size_t num_cols = std::min(kPanelCols, args.w.cols - c);
-    for (size_t r = 0; r < num_rows; ++r) {
-      DecodeColsOf(args.w, first_row + r, c, num_cols, panel + r * kPanelCols);
-    }
-    AddPanel(panel, num_rows, c, RoundUp(num_cols, kBlockCols), args.x, first_token, num_tokens,
-             sums);
+    const FloatRows w =
+        UnpackPanel(args.w, args.first_row + first_row, num_rows, c, num_cols, panel);
+    AddRowGroup(w, num_rows, c, RoundUp(num_cols, kBlockCols), args.x, first_token, num_tokens,
+                sums);
   }
   for (size_t t = 0; t < num_tokens; ++t) {
-    float* y = args.y.Row(first_token + t) + (first_row - args.first_row);
+    float* y = args.y.Row(first_token + t) + first_row;
     for (size_t r = 0; r < num_rows; r += kTileRows) {
       FloatVec rows[kTileRows];
       for (size_t i = 0; i < kTileRows; ++i) {
@@ -220,25 +272,22 @@ void ManyTokens(const MatMulArgs& args, size_t first_row, size_t num_rows, size_
 }
 
 void MatMulRowsImpl(const MatMulArgs& args) {
-  if (args.num_tokens == 1) {
-    const float* x = args.x.Row(0);
-    float* y = args.y.Row(0);
+  if (args.num_tokens <= kFewTokens) {
     switch (args.w.dtype) {
       case DType::kF32:
-        return OneToken<DType::kF32>(args.w, args.first_row, args.num_rows, x, y);
+        return AtMostFewTokens<DType::kF32>(args);
       case DType::kBf16:
-        return OneToken<DType::kBf16>(args.w, args.first_row, args.num_rows, x, y);
+        return AtMostFewTokens<DType::kBf16>(args);
       case DType::kQ8_0:
-        return OneToken<DType::kQ8_0>(args.w, args.first_row, args.num_rows, x, y);
+        return AtMostFewTokens<DType::kQ8_0>(args);
       case DType::kMxfp4:
-        return OneToken<DType::kMxfp4>(args.w, args.first_row, args.num_rows, x, y);
+        return AtMostFewTokens<DType::kMxfp4>(args);
     }
   }
   for (size_t r = 0; r < args.num_rows; r += kRowGroup) {
     const size_t num_rows = std::min(kRowGroup, args.num_rows - r);
     for (size_t t = 0; t < args.num_tokens; t += kMatMulTokens) {
-      ManyTokens(args, args.first_row + r, num_rows, t,
-                 std::min(kMatMulTokens, args.num_tokens - t));
+      ManyTokens(args, r, num_rows, t, std::min(kMatMulTokens, args.num_tokens - t));
     }
   }
 }
