@@ -43,7 +43,15 @@ Result<std::vector<KimiK3Shard>> ShardKimiK3(const KimiK3Config& config,
     }
     const size_t unit = shard::UnitFor(line.total, line.block, num_ranks);
     const std::vector<Range> ranges = shard::Partition(line.total, unit, shares);
-    for (size_t r = 0; r < num_ranks; ++r) shards[r].*line.range = ranges[r];
+    for (size_t r = 0; r < num_ranks; ++r) {
+      if (ranges[r].size() == 0) {
+        return Error(ErrorCode::kInvalidArgument,
+                     "rank " + std::to_string(r) + " of " + std::to_string(num_ranks) +
+                         " would get none of the " + std::to_string(line.total) + " " + line.what +
+                         ": its share is too small");
+      }
+      shards[r].*line.range = ranges[r];
+    }
   }
   return shards;
 }

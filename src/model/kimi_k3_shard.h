@@ -26,7 +26,8 @@ struct KimiK3Shard {
   shard::Range vocab;        // embedding and lm_head rows
 };
 
-// Element r is rank r's. More ranks than heads, latent rows, ... is an error with the reason.
+// Element r is rank r's. More ranks than heads, latent rows, ... is an error with the reason, and
+// so are shares that would leave a rank without any.
 Result<std::vector<KimiK3Shard>> ShardKimiK3(const KimiK3Config& config,
                                              std::span<const size_t> shares);
 

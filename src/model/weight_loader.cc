@@ -53,6 +53,21 @@ bool CanBeQ8(const FileTensor& tensor) {
   return tensor.dtype == FileDType::kBf16 && Cols2d(tensor) % kBlockCols == 0;
 }
 
+// One whole row of a tensor in Q8_0.
+struct Q8Row {
+  explicit Q8Row(size_t cols) : values(cols), codes(cols), scales(cols / kBlockCols) {}
+
+  void Quantize(const FileTensor& tensor, size_t row) {
+    const size_t first = row * values.size();
+    ToF32(tensor, {first, first + values.size()}, values.data());
+    QuantizeRowQ8_0(values, codes, scales);
+  }
+
+  std::vector<float> values;
+  std::vector<int8_t> codes;
+  std::vector<uint16_t> scales;  // f16 bits
+};
+
 // 255 is the format's NaN: a checkpoint that holds it would poison every sum silently.
 Status CheckScales(const std::string& name, std::span<const std::byte> scales) {
   if (std::find(scales.begin(), scales.end(), std::byte{255}) == scales.end()) return Ok{};
@@ -101,12 +116,11 @@ HostMatrix WeightLoader::CopyRows(const FileTensor& tensor, const Range& rows, b
     return matrix;
   }
   HostMatrix matrix = HostMatrix::Make(DType::kQ8_0, rows.size(), cols);
-  std::vector<float> row(cols);
+  Q8Row row(cols);
   for (size_t i = 0; i < rows.size(); ++i) {
-    const size_t first = (rows.begin + i) * cols;
-    ToF32(tensor, {first, first + cols}, row.data());
-    QuantizeRowQ8_0(row, {matrix.data.as<int8_t>() + i * cols, cols},
-                    {matrix.scales.as<uint16_t>() + i * (cols / kBlockCols), cols / kBlockCols});
+    row.Quantize(tensor, rows.begin + i);
+    CopyBytes(std::as_bytes(std::span(row.codes)), matrix.DataRow(i));
+    CopyBytes(std::as_bytes(std::span(row.scales)), matrix.ScaleRow(i));
   }
   return matrix;
 }
@@ -139,16 +153,18 @@ Result<ColumnSlice> WeightLoader::Cols(const std::string& name, const Range& col
                       : tensor->dtype == FileDType::kBf16 ? DType::kBf16
                                                           : DType::kF32;
   HostMatrix matrix = HostMatrix::Make(dtype, num_rows, kept.size());
+  Q8Row row(to_q8 ? Cols2d(*tensor) : 0);
   for (size_t i = 0; i < num_rows; ++i) {
-    // One row at a time: the whole row is quantised, then sliced.
-    const HostMatrix row = CopyRows(*tensor, {i, i + 1}, to_q8);
-    const std::span<const std::byte> data = row.DataRow(0);
-    const size_t skip = DataBytes(dtype, kept.begin);
-    CopyBytes(data.subspan(skip, DataBytes(dtype, kept.size())), matrix.DataRow(i));
-    if (!to_q8) continue;
-    CopyBytes(
-        row.ScaleRow(0).subspan(ScaleBytes(dtype, kept.begin), ScaleBytes(dtype, kept.size())),
-        matrix.ScaleRow(i));
+    std::span<const std::byte> data = RowBytes(*tensor, {i, i + 1});
+    if (to_q8) {  // the whole row is quantised, then sliced
+      row.Quantize(*tensor, i);
+      data = std::as_bytes(std::span(row.codes));
+      CopyBytes(std::as_bytes(std::span(row.scales))
+                    .subspan(ScaleBytes(dtype, kept.begin), ScaleBytes(dtype, kept.size())),
+                matrix.ScaleRow(i));
+    }
+    CopyBytes(data.subspan(DataBytes(dtype, kept.begin), DataBytes(dtype, kept.size())),
+              matrix.DataRow(i));
   }
   Copied(*tensor, tensor->bytes, num_rows * kept.size() * BytesPerElement(tensor->dtype));
   return ColumnSlice{backend_.AddWeight(std::move(matrix)), cols.begin - kept.begin, kept.size()};
@@ -197,7 +213,7 @@ Result<WeightId> WeightLoader::ExpertRows(const std::string& pattern, size_t num
     }
     const std::span<const std::byte> codes = RowBytes(*packed, rows);
     const std::span<const std::byte> scales = RowBytes(*scale, rows);
-    YOKE_RETURN_IF_ERROR(CheckScales(name, scales));
+    YOKE_RETURN_IF_ERROR(CheckScales(name + ".weight_scale", scales));
     CopyBytes(codes, stack.data.bytes().subspan(e * codes.size(), codes.size()));
     CopyBytes(scales, stack.scales.bytes().subspan(e * scales.size(), scales.size()));
     Copied(*packed, codes, codes.size());
@@ -219,7 +235,7 @@ Result<ColumnSlice> WeightLoader::ExpertCols(const std::string& pattern, size_t 
       num_rows = Rows2d(*packed);
       stack = HostMatrix::Make(DType::kMxfp4, num_experts * num_rows, kept.size());
     }
-    YOKE_RETURN_IF_ERROR(CheckScales(name, scale->bytes));
+    YOKE_RETURN_IF_ERROR(CheckScales(name + ".weight_scale", scale->bytes));
     for (size_t i = 0; i < num_rows; ++i) {
       const std::span<const std::byte> codes = RowBytes(*packed, {i, i + 1});
       const std::span<const std::byte> scales = RowBytes(*scale, {i, i + 1});
