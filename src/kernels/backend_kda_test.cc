@@ -128,8 +128,8 @@ TEST_P(KdaTest, MixedStepsMatchReference) {
   Random random(3);
   const KdaModel model = MakeKdaModel(random, 3, 24);
   const std::vector<KdaSequence> sequences = MixedSequences(random, model);
-  const std::vector<KdaResult> expected =
-      RunKda(*MakeReferenceBackend(), model, sequences, kMixedSteps);
+  const auto reference = MakeReferenceBackend();
+  const std::vector<KdaResult> expected = RunKda(*reference, model, sequences, kMixedSteps);
   for (const size_t num_threads : {1u, 3u}) {
     const auto cpu = Cpu(num_threads);
     const std::vector<KdaResult> actual =
@@ -138,6 +138,7 @@ TEST_P(KdaTest, MixedStepsMatchReference) {
       SCOPED_TRACE(s);
       ExpectNear(model, expected[s], actual[s]);
     }
+    EXPECT_EQ(reference->WeightBytesRead(), cpu->WeightBytesRead());
   }
 }
 
@@ -170,6 +171,18 @@ TEST_P(KdaTest, CutsOfAPromptDoNotChangeBits) {
     SCOPED_TRACE(i);
     ExpectSameBits(whole, RunKda(*cpu, model, sequence, OneSequence(cuts[i], 2))[0]);
     ExpectSameBits(whole, RunKda(*Cpu(3), model, sequence, OneSequence(cuts[i], 2))[0]);
+  }
+}
+
+TEST_P(KdaTest, LaterTokensDoNotChangeBits) {
+  Random random(9);
+  const KdaModel model = MakeKdaModel(random, 2, 20);
+  const std::vector<KdaSequence> sequence = {MakeKdaSequence(random, model, 50)};
+  const auto cpu = Cpu(1);
+  const Tensor whole = RunKda(*cpu, model, sequence, OneSequence({50}))[0].out;
+  for (size_t length = 1; length < 50; ++length) {
+    const Tensor prefix = RunKda(*cpu, model, sequence, OneSequence({length}))[0].out;
+    EXPECT_EQ(DescribeBits(whole.Slice(0, length), prefix), "") << length;
   }
 }
 

@@ -114,9 +114,10 @@ TEST_P(MiscTest, EmbedCopiesRowsAndLeavesZerosForOtherRanks) {
   const auto reference = MakeReferenceBackend();
   const auto cpu = Cpu(3);
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kQ8_0}) {
-    for (const size_t blocks : {1u, 2u, 5u}) {
+    for (const size_t blocks : {1u, 2u, 5u, 32u}) {
       SCOPED_TRACE(ToString(dtype));
-      const size_t cols = IsBlockFormat(dtype) ? blocks * kBlockCols : 7 * blocks + 1;
+      const size_t cols =
+          IsBlockFormat(dtype) || blocks == 32 ? blocks * kBlockCols : 7 * blocks + 1;
       Random random(blocks);
       const HostMatrix table = random.Weight(dtype, 10, cols);
       // This slice holds tokens 20 to 29.
@@ -200,7 +201,7 @@ Tensor RunChain(Backend& backend, bool flush_each) {
   const auto flush = [&] {
     if (flush_each) backend.Flush();
   };
-  for (size_t layer = 0; layer < 300; ++layer) {
+  for (size_t layer = 0; layer < 100; ++layer) {
     backend.RmsNorm(x, norm, 1e-5f, normed);
     flush();
     backend.Linear(normed, {{gate, gate_up.Cols(0, kDim)}, {up, gate_up.Cols(kDim, kDim)}});
@@ -221,6 +222,8 @@ TEST_P(MiscTest, ManyOpsInOneFlushSeeEachOthersResults) {
   EXPECT_GT(LargestAbs(expected), 0);
   EXPECT_EQ(DescribeBits(expected, RunChain(*one_thread, false)), "");
   EXPECT_EQ(DescribeBits(expected, RunChain(*Cpu(3), false)), "");
+  const auto oversubscribed = MakeCpuBackend({.num_threads = 5, .oversubscribed = true});
+  EXPECT_EQ(DescribeBits(expected, RunChain(*oversubscribed, false)), "");
 }
 
 }  // namespace

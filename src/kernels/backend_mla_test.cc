@@ -112,6 +112,25 @@ TEST_P(MlaTest, EveryWidthMatchesReference) {
   }
 }
 
+TEST_P(MlaTest, EveryNumberOfHeadsMatchesReferenceOnAnyThreads) {
+  const auto reference = MakeReferenceBackend();
+  const auto one_thread = Cpu(1);
+  const auto three_threads = Cpu(3);
+  for (size_t num_heads = 0; num_heads <= 36; num_heads += num_heads < 20 ? 1 : 8) {
+    SCOPED_TRACE(num_heads);
+    Random random(num_heads);
+    const MlaModel model = MakeMlaModel(
+        random, {.num_heads = num_heads, .rank = 10, .nope_dim = 6, .rope_dim = 3, .v_dim = 7},
+        DType::kBf16);
+    const std::vector<MlaSequence> sequence = {MakeMlaSequence(random, model, 72)};
+    const std::vector<Step> steps = OneSequence({48, 1 + num_heads % 18}, 2);
+    const MlaResult expected = RunMla(*reference, model, sequence, steps)[0];
+    const MlaResult actual = RunMla(*one_thread, model, sequence, steps)[0];
+    ExpectNear(model, expected, actual);
+    ExpectSameBits(actual, RunMla(*three_threads, model, sequence, steps)[0]);
+  }
+}
+
 // K3's widths, every dtype that a trunk can have.
 TEST_P(MlaTest, EveryDTypeOfKvBMatchesReference) {
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kQ8_0}) {
@@ -145,15 +164,17 @@ TEST_P(MlaTest, MixedStepsMatchReference) {
   Random random(4);
   const MlaModel model = OddModel(random);
   const std::vector<MlaSequence> sequences = MixedSequences(random, model);
-  const std::vector<MlaResult> expected =
-      RunMla(*MakeReferenceBackend(), model, sequences, kMixedSteps);
+  const auto reference = MakeReferenceBackend();
+  const std::vector<MlaResult> expected = RunMla(*reference, model, sequences, kMixedSteps);
   for (const size_t num_threads : {1u, 3u}) {
+    const auto cpu = Cpu(num_threads);
     const std::vector<MlaResult> actual =
-        RunMla(*Cpu(num_threads), model, sequences, kMixedSteps, Layout::kStrided);
+        RunMla(*cpu, model, sequences, kMixedSteps, Layout::kStrided);
     for (size_t s = 0; s < sequences.size(); ++s) {
       SCOPED_TRACE(s);
       ExpectNear(model, expected[s], actual[s]);
     }
+    EXPECT_EQ(reference->WeightBytesRead(), cpu->WeightBytesRead());
   }
 }
 
@@ -190,6 +211,18 @@ TEST_P(MlaTest, CutsOfAPromptDoNotChangeBits) {
     SCOPED_TRACE(i);
     ExpectSameBits(whole, RunMla(*cpu, model, sequence, OneSequence(cuts[i], 2))[0]);
     ExpectSameBits(whole, RunMla(*Cpu(3), model, sequence, OneSequence(cuts[i], 2))[0]);
+  }
+}
+
+TEST_P(MlaTest, LaterTokensDoNotChangeBits) {
+  Random random(8);
+  const MlaModel model = OddModel(random);
+  const std::vector<MlaSequence> sequence = {MakeMlaSequence(random, model, 140)};
+  const auto cpu = Cpu(1);
+  const Tensor whole = RunMla(*cpu, model, sequence, OneSequence({140}))[0].out;
+  for (size_t length = 1; length < 140; length += length < 20 ? 1 : 9) {
+    const Tensor prefix = RunMla(*cpu, model, sequence, OneSequence({length}))[0].out;
+    EXPECT_EQ(DescribeBits(whole.Slice(0, length), prefix), "") << length;
   }
 }
 
