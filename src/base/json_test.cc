@@ -113,6 +113,7 @@ TEST(JsonMemberTest, ReadsEachType) {
   const Json json = Parsed(
       R"({"int": -5, "number": 1e-6, "bool": true, "string": "s", "ints": [3, 0], "object": {}})");
   EXPECT_EQ(JsonInt(json, "int", -5, -5).value(), -5);
+  EXPECT_EQ(JsonInt(Parsed(R"({"a": 9223372036854775807})"), "a", 0, INT64_MAX).value(), INT64_MAX);
   EXPECT_EQ(JsonNumber(json, "number").value(), 1e-6);
   EXPECT_EQ(JsonNumber(json, "int").value(), -5);
   EXPECT_EQ(JsonBool(json, "bool").value(), true);

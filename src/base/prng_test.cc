@@ -43,9 +43,11 @@ TEST(PrngTest, BelowReachesEveryNumberEquallyOften) {
   for (int i = 0; i < kNumDraws; ++i) ++counts.at(prng.Below(counts.size()));
   for (const int count : counts) EXPECT_NEAR(count, kNumDraws / 7, 600);
   EXPECT_EQ(prng.Below(1), 0U);
-  // Half of the raw numbers are refused here: the branch that avoids bias.
-  constexpr uint64_t kJustOverHalf = (uint64_t{1} << 63) + 1;
-  for (int i = 0; i < 100; ++i) EXPECT_LT(prng.Below(kJustOverHalf), kJustOverHalf);
+  // Of 2^64 raw numbers, a plain remainder would send half into the first third of 3 * 2^62.
+  constexpr uint64_t kThird = uint64_t{1} << 62;
+  int in_first_third = 0;
+  for (int i = 0; i < kNumDraws; ++i) in_first_third += prng.Below(3 * kThird) < kThird ? 1 : 0;
+  EXPECT_NEAR(in_first_third, kNumDraws / 3, 750);
 }
 
 TEST(PrngTest, CopiesContinueIndependently) {

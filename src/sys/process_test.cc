@@ -188,6 +188,8 @@ TEST(ChildProcessTest, TargetsMayBeNumbersThatSpawnNeeds) {
   ChildProcess::Options options = Shell(script);
   options.fds = fds;
   EXPECT_EQ(OutputOf(options), "0\n1\n2\n3\n4\n5\n");
+  options.argv = {"/no/such/program"};
+  EXPECT_FALSE(ChildProcess::Spawn(options).has_value());
 }
 
 TEST(ChildProcessTest, EnvironmentIsOursWithAdditionsAndReplacements) {

@@ -247,6 +247,7 @@ TEST(Q8Test, SubnormalScaleClampsInsteadOfWrapping) {
 TEST(Q8Test, WhatScalesCannotHoldReadsBackAsNan) {
   for (const float bad : {kInf, -kInf, kNan, -kNan, 1e7F}) {
     std::vector<float> row = Block({1, bad});
+    EXPECT_EQ(Quantized(row).scales[0], 0x7c00) << bad;
     row.insert(row.end(), kBlockCols, 2.0F);
     const std::vector<float> out = RoundTrip(row);
     for (size_t i = 0; i < kBlockCols; ++i) EXPECT_TRUE(std::isnan(out[i])) << bad << " " << i;
