@@ -271,11 +271,13 @@ Status Group::Run(Op op, Body&& body) {
   line.op.store(Op::kNone, std::memory_order_relaxed);
   stats_.waited_ns += waiter_.waited_ns() - waited_before_ns;
   stats_.total_ns += NowNs() - begin_ns;
-  if (!status) {
-    failed_ = status.error();
-    board_.ReportError(rank_, *failed_);
-  }
+  if (!status) Fail(status.error());
   return status;
+}
+
+void Group::Fail(const Error& error) {
+  failed_ = error;
+  board_.ReportError(rank_, error);
 }
 
 // Each wait ends with the first thing that moves, so its deadline is for progress and not for the
@@ -349,10 +351,17 @@ Status Group::Broadcast(int root, std::span<std::byte> data) {
 Status Group::AwaitFrom(int root) {
   YOKE_CHECK(root >= 0 && root < num_ranks());
   if (rank_ == root) return Ok{};
-  return Run(Op::kReceivePlan, [&] {
-    Link& link = *links_[static_cast<size_t>(root)];
-    return idle_waiter_.Until([&link] { return !link.TryPoll().empty() || !link.State(); });
-  });
+  if (failed_) return *failed_;
+  // Not counted as an operation: root does none, and numbers are to be the same on all ranks.
+  BoardLine& line = board_.lines[rank_];
+  line.op_seq.store(stats_.num_ops + 1, std::memory_order_relaxed);
+  line.op.store(Op::kReceivePlan, std::memory_order_relaxed);
+  Link& link = *links_[static_cast<size_t>(root)];
+  Status status = idle_waiter_.Until([&] { return !link.TryPoll().empty() || !link.State(); });
+  if (status && !link.State()) status = LinkError(link, static_cast<size_t>(root));
+  line.op.store(Op::kNone, std::memory_order_relaxed);
+  if (!status) Fail(status.error());
+  return status;
 }
 
 Status Group::Barrier() {

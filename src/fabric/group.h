@@ -44,7 +44,7 @@ class Group {
   Status Broadcast(int root, std::span<std::byte> data);
   Status Barrier();
   // Returns when something from `root` has arrived, however long that takes (a rank without work);
-  // only the peers' lives are watched. On root itself: at once.
+  // only the peers' lives are watched. On root itself: at once. Nothing is taken or counted.
   Status AwaitFrom(int root);
 
   // A group of one rank counts nothing: it does no operation.
@@ -55,6 +55,7 @@ class Group {
   Status Run(Op op, Body&& body);
   template <typename Work>
   Status Drive(Work& work);
+  void Fail(const Error& error);
 
   int rank_;
   std::vector<std::unique_ptr<Link>> links_;

@@ -62,6 +62,9 @@ const Operation kOperations[] = {
      [](Group& g, std::vector<float>& d) {
        return g.Broadcast(kLost, std::as_writable_bytes(std::span(d)));
      }},
+    {"await from the lost",
+     {0, 2},
+     [](Group& g, std::vector<float>&) { return g.AwaitFrom(kLost); }},
     {"broadcast by 0",
      {0},
      [](Group& g, std::vector<float>& d) {

@@ -311,6 +311,29 @@ TEST_P(GroupTest, ShowsTheOperationOnTheBoardWhileWaiting) {
   });
 }
 
+TEST_P(GroupTest, AwaitFromReturnsWhenTheRootHasSent) {
+  Board& board = net_->board();
+  const int root = num_ranks() - 1;
+  std::atomic<bool> sending{false};
+  Run([&](Group& group) {
+    ASSERT_TRUE(group.Barrier());
+    if (group.rank() == root) {
+      Waiter waiter(board, num_ranks(), root, kTestLimits);
+      for (int peer = 0; peer < root; ++peer) {
+        const BoardLine& line = board.lines[peer];
+        EXPECT_TRUE(waiter.Until([&] { return line.op == Op::kReceivePlan && line.op_seq == 2; }));
+      }
+      sending = true;
+    }
+    ASSERT_TRUE(group.AwaitFrom(root));
+    EXPECT_TRUE(sending);
+    float value = group.rank() == root ? 5.0f : 0.0f;
+    ASSERT_TRUE(group.Broadcast(root, std::as_writable_bytes(std::span(&value, 1))));
+    EXPECT_EQ(value, 5.0f);
+    EXPECT_EQ(group.stats().num_ops, num_ranks() == 1 ? 0u : 2u);
+  });
+}
+
 TEST_P(GroupTest, RanksInDifferentOperationsGetAnError) {
   Run([&](Group& group) {
     std::vector<float> data(group.rank() == 0 ? 10 : 11);

@@ -102,6 +102,14 @@ TEST_F(ShmLinkTest, CollectiveOnACorruptRingNamesThePeer) {
   EXPECT_EQ(board.error().message(), "rank 0: " + status.error().message());
 }
 
+TEST_F(ShmLinkTest, AwaitOnACorruptRingEnds) {
+  Store(SendOne(), kSizeAt, 1'000'000, 4);
+  Group group = MakeGroup(net_, 2, 0);
+  const Status status = group.AwaitFrom(1);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code(), ErrorCode::kCorrupt);
+}
+
 TEST_F(ShmLinkTest, RandomBytesInTheRingsNeverCrash) {
   std::mt19937 random(7);
   for (int round = 0; round < 20; ++round) {
