@@ -214,6 +214,7 @@ class CpuBackend final : public Backend {
 void CpuBackend::Linear(const View& x, std::initializer_list<Projection> projections) {
   YOKE_CHECK(projections.size() <= kProjectionsMax);
   cpu::LinearTask task{.x = memory_.At(x)};
+  size_t num_rows = 0;
   for (const Projection& projection : projections) {
     const Weight weight = memory_.At(projection.weight);
     YOKE_CHECK(weight.cols == x.cols);
@@ -221,6 +222,7 @@ void CpuBackend::Linear(const View& x, std::initializer_list<Projection> project
     task.y[task.num_projections] = memory_.At(projection.y, x.rows, weight.rows);
     ++task.num_projections;
     weight_bytes_read_ += NumBytes(weight);
+    num_rows += weight.rows;
     if (cpu::WantsEvenOdd(weight.dtype)) {
       task.pack_even_odd = true;
     } else if (x.cols % kBlockCols != 0) {
@@ -228,6 +230,7 @@ void CpuBackend::Linear(const View& x, std::initializer_list<Projection> project
     }
   }
   if (x.rows == 0) return;
+  task.unit_rows = cpu::RowsOfUnit(num_rows, queue_.num_threads());
   if (task.num_phases() > 1) queue_.ReserveShared(task.SharedFloats());
   queue_.ReservePerThread(cpu::kMatMulScratch);
   queue_.Push(task);
@@ -354,9 +357,13 @@ void CpuBackend::Moe(const MoeArgs& args) {
   const size_t inner = w1.rows / args.num_experts;
   YOKE_CHECK(w1.cols == latent_dim && w2.rows == args.num_experts * latent_dim);
   YOKE_CHECK(args.inner_offset + inner <= w2.cols);
+  const size_t num_used = std::min(args.num_experts, tokens * top_k);  // at most
+  const size_t num_threads = queue_.num_threads();
   const cpu::MoeTask task{.num_experts = args.num_experts,
                           .inner = inner,
                           .inner_offset = args.inner_offset,
+                          .w1_unit_rows = cpu::RowsOfUnit(num_used * inner, num_threads),
+                          .w2_unit_rows = cpu::RowsOfUnit(num_used * latent_dim, num_threads),
                           .situ_beta = args.situ_beta,
                           .situ_linear_beta = args.situ_linear_beta,
                           .z = memory_.At(args.z),

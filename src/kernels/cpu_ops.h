@@ -98,14 +98,20 @@ struct MatMulArgs {
   size_t num_tokens = 0;
   PickedRows y;
   float* scratch = nullptr;
+  // This thread will go on with the rows after these, up to next_end: they may be prefetched.
+  size_t next_end = 0;
 };
 void MatMulRows(const MatMulArgs& args);
 
 // out[r][c] = w[first_row + r][c] as floats. out: [num_rows, out_stride].
 void DecodeRows(const Weight& w, size_t first_row, size_t num_rows, float* out, size_t out_stride);
 
+// How many rows make a unit of work, out of num_rows for all threads: a multiple of kRowGroup.
+size_t RowsOfUnit(size_t num_rows, size_t num_threads);
+
 struct LinearTask {
   Rows x;
+  size_t unit_rows = kRowGroup;
   size_t num_projections = 0;
   Weight weights[kProjectionsMax] = {};
   Rows y[kProjectionsMax] = {};
@@ -225,6 +231,8 @@ struct MoeTask {
   size_t num_experts = 0;
   size_t inner = 0;
   size_t inner_offset = 0;
+  size_t w1_unit_rows = kRowGroup;  // of w3 too
+  size_t w2_unit_rows = kRowGroup;
   float situ_beta = 0;
   float situ_linear_beta = 0;
   Rows z, expert_ids, weights, y;

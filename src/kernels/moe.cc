@@ -85,64 +85,82 @@ size_t PackedIndex(size_t c, bool even_odd) {
   return c - in_block + in_block % 2 * (kBlockCols / 2) + in_block / 2;
 }
 
-// act = SiTU(w1 z, w3 z) for kRowGroup rows of an expert and all its pairs.
-void GateUp(const MoeTask& task, const Worker& worker) {
+// One expert's pairs.
+struct Pairs {
+  size_t expert, first, count;
+};
+
+Pairs PairsOf(const MoeShared& shared, size_t active_idx) {
+  const size_t expert = shared.active[active_idx];
+  const size_t first = shared.first_pair[expert];
+  return {expert, first, shared.first_pair[expert + 1] - first};
+}
+
+// act = SiTU(w1 z, w3 z) for rows [first, first + num_rows) of an expert, at most kRowGroup, and
+// all its pairs. The thread goes on until row `end`.
+void GateUpRows(const MoeTask& task, const Worker& worker, const Pairs& pairs, size_t first,
+                size_t num_rows, size_t end) {
   const MoeShared shared(task, worker.shared());
-  float* gate = worker.scratch();  // [num_pairs, kRowGroup]
+  float* gate = worker.scratch();  // [pairs.count, kRowGroup]
   float* up = gate + task.NumPairs() * kRowGroup;
   float* scratch = up + task.NumPairs() * kRowGroup;
-  const size_t num_groups = CeilDiv(task.inner, kRowGroup);
+  const auto multiply = [&](const Weight& w, float* y) {
+    float* z = WantsEvenOdd(w.dtype) ? shared.z_even_odd : shared.z_plain;
+    MatMulRows({.w = w,
+                .first_row = pairs.expert * task.inner + first,
+                .num_rows = num_rows,
+                .x = {z, shared.z_stride, shared.token_of + pairs.first},
+                .num_tokens = pairs.count,
+                .y = {y, kRowGroup, nullptr},
+                .scratch = scratch,
+                .next_end = pairs.expert * task.inner + end});
+  };
+  multiply(task.w1, gate);
+  multiply(task.w3, up);
   const bool even_odd = WantsEvenOdd(task.w2.dtype);
+  for (size_t p = 0; p < pairs.count; ++p) {
+    float* act = shared.act + (pairs.first + p) * shared.act_stride;
+    float* gate_row = gate + p * kRowGroup;
+    const float* up_row = up + p * kRowGroup;
+    ForEachVector(num_rows, [&](auto d, size_t r) HWY_ATTR {
+      const auto g = hn::LoadU(d, gate_row + r);
+      const auto u = hn::LoadU(d, up_row + r);
+      hn::StoreU(Situ(d, g, u, task.situ_beta, task.situ_linear_beta), d, gate_row + r);
+    });
+    for (size_t r = 0; r < num_rows; ++r) {
+      act[PackedIndex(task.inner_offset + first + r, even_odd)] = gate_row[r];
+    }
+  }
+}
+
+void GateUp(const MoeTask& task, const Worker& worker) {
+  const MoeShared shared(task, worker.shared());
+  const size_t num_parts = CeilDiv(task.inner, task.w1_unit_rows);
   size_t unit = 0;
-  while (worker.Next(*shared.num_active * num_groups, unit)) {
-    const size_t expert = shared.active[unit / num_groups];
-    const size_t first = unit % num_groups * kRowGroup;
-    const size_t num_rows = std::min(kRowGroup, task.inner - first);
-    const size_t first_pair = shared.first_pair[expert];
-    const size_t num_pairs = shared.first_pair[expert + 1] - first_pair;
-    const auto multiply = [&](const Weight& w, float* y) {
-      float* z = WantsEvenOdd(w.dtype) ? shared.z_even_odd : shared.z_plain;
-      MatMulRows({.w = w,
-                  .first_row = expert * task.inner + first,
-                  .num_rows = num_rows,
-                  .x = {z, shared.z_stride, shared.token_of + first_pair},
-                  .num_tokens = num_pairs,
-                  .y = {y, kRowGroup, nullptr},
-                  .scratch = scratch});
-    };
-    multiply(task.w1, gate);
-    multiply(task.w3, up);
-    for (size_t p = 0; p < num_pairs; ++p) {
-      float* act = shared.act + (first_pair + p) * shared.act_stride;
-      float* gate_row = gate + p * kRowGroup;
-      const float* up_row = up + p * kRowGroup;
-      ForEachVector(num_rows, [&](auto d, size_t r) HWY_ATTR {
-        const auto g = hn::LoadU(d, gate_row + r);
-        const auto u = hn::LoadU(d, up_row + r);
-        hn::StoreU(Situ(d, g, u, task.situ_beta, task.situ_linear_beta), d, gate_row + r);
-      });
-      for (size_t r = 0; r < num_rows; ++r) {
-        act[PackedIndex(task.inner_offset + first + r, even_odd)] = gate_row[r];
-      }
+  while (worker.Next(*shared.num_active * num_parts, unit)) {
+    const size_t first = unit % num_parts * task.w1_unit_rows;
+    const size_t end = std::min(task.inner, first + task.w1_unit_rows);
+    const Pairs pairs = PairsOf(shared, unit / num_parts);
+    for (size_t row = first; row < end; row += kRowGroup) {
+      GateUpRows(task, worker, pairs, row, std::min(kRowGroup, end - row), end);
     }
   }
 }
 
 void Down(const MoeTask& task, const Worker& worker) {
   const MoeShared shared(task, worker.shared());
-  const size_t num_groups = CeilDiv(task.z.cols, kRowGroup);
+  const size_t num_parts = CeilDiv(task.z.cols, task.w2_unit_rows);
   size_t unit = 0;
-  while (worker.Next(*shared.num_active * num_groups, unit)) {
-    const size_t expert = shared.active[unit / num_groups];
-    const size_t first = unit % num_groups * kRowGroup;
-    const size_t first_pair = shared.first_pair[expert];
-    float* act = shared.act + first_pair * shared.act_stride;
-    float* out = shared.out + first_pair * shared.out_stride;
+  while (worker.Next(*shared.num_active * num_parts, unit)) {
+    const size_t first = unit % num_parts * task.w2_unit_rows;
+    const Pairs pairs = PairsOf(shared, unit / num_parts);
+    float* act = shared.act + pairs.first * shared.act_stride;
+    float* out = shared.out + pairs.first * shared.out_stride;
     MatMulRows({.w = task.w2,
-                .first_row = expert * task.z.cols + first,
-                .num_rows = std::min(kRowGroup, task.z.cols - first),
+                .first_row = pairs.expert * task.z.cols + first,
+                .num_rows = std::min(task.w2_unit_rows, task.z.cols - first),
                 .x = {act, shared.act_stride, nullptr},
-                .num_tokens = shared.first_pair[expert + 1] - first_pair,
+                .num_tokens = pairs.count,
                 .y = {out + first, shared.out_stride, nullptr},
                 .scratch = worker.scratch()});
   }
