@@ -247,19 +247,18 @@ void ReferenceBackend::Moe(const MoeArgs& args) {
   YOKE_CHECK(w2.rows == args.num_experts * z.cols && args.inner_offset + inner <= w2.cols);
   std::set<size_t> experts_used;
   for (size_t t = 0; t < z.rows; ++t) {
-    for (size_t c = 0; c < z.cols; ++c) y(t, c) = 0;
+    std::vector<double> sum(z.cols);
     for (size_t slot = 0; slot < ids.cols; ++slot) {
       const size_t expert = WholeNumber(ids(t, slot), args.num_experts);
       experts_used.insert(expert);
       const std::vector<double> activation = ExpertActivation(memory_, args, inner, expert, t);
-      for (size_t c = 0; c < z.cols; ++c) {
-        double sum = 0;
-        for (size_t i = 0; i < inner; ++i) {
-          sum += w2(expert * z.cols + c, args.inner_offset + i) * activation[i];
-        }
-        y(t, c) += weights(t, slot) * sum;
+      for (size_t i = 0; i < inner; ++i) {
+        const double factor = weights(t, slot) * activation[i];
+        const size_t w2_col = args.inner_offset + i;
+        for (size_t c = 0; c < z.cols; ++c) sum[c] += factor * w2(expert * z.cols + c, w2_col);
       }
     }
+    for (size_t c = 0; c < z.cols; ++c) y(t, c) = sum[c];
   }
   const uint64_t stored_bytes = w1.stored_bytes + w3.stored_bytes + w2.stored_bytes;
   memory_.CountBytes(experts_used.size() * (stored_bytes / args.num_experts));
