@@ -17,10 +17,18 @@ Error BadOption(const std::string& name, const std::string& expected, const std:
   return Error(ErrorCode::kInvalidArgument, name + " must be " + expected + ", but is " + came);
 }
 
+// Messages repeat what files and users say; on a terminal that must stay one line of text.
+std::string OneLine(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
+  }
+  return text;
+}
+
 }  // namespace
 
 int Fail(const Error& error) {
-  std::fprintf(stderr, "yoke: %s\n", error.message().c_str());
+  std::fprintf(stderr, "yoke: %s\n", OneLine(error.message()).c_str());
   switch (error.code()) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kNotFound:
@@ -78,8 +86,10 @@ Result<engine::GroupOptions> MakeGroupOptions(const ModelOptions& options,
     return BadOption("--ranks", "1 to " + std::to_string(fabric::kRanksMax),
                      std::to_string(num_ranks));
   }
-  if (options.num_threads == 0 || options.num_threads < -1 || options.num_threads > 256) {
-    return BadOption("--threads", "1 to 256", std::to_string(options.num_threads));
+  const int64_t threads =
+      options.num_threads.value_or(std::max<int64_t>(1, NumCores() / num_ranks));
+  if (threads < 1 || threads > 256) {
+    return BadOption("--threads", "1 to 256", std::to_string(threads));
   }
   if (options.chunk < 16 || options.chunk > 65536 || options.chunk % 16 != 0) {
     return BadOption("--chunk", "a multiple of 16 from 16 to 65536", std::to_string(options.chunk));
@@ -90,8 +100,6 @@ Result<engine::GroupOptions> MakeGroupOptions(const ModelOptions& options,
   if (options.backend != "cpu" && options.backend != "reference") {
     return BadOption("--backend", "cpu or reference", options.backend);
   }
-  const int64_t threads =
-      options.num_threads > 0 ? options.num_threads : std::max<int64_t>(1, NumCores() / num_ranks);
   return engine::GroupOptions{
       .model_folder = folder,
       .shares = std::vector<size_t>(static_cast<size_t>(num_ranks), 1),

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +22,7 @@ constexpr int kExitFailed = 1;    // it was tried and went wrong: a rank died, r
 constexpr int kExitBadInput = 2;  // a file, an option or a prompt that can never work
 constexpr int kExitInterrupted = 130;
 
-// One line "yoke: ..." on stderr; the exit code that fits.
+// One line "yoke: ..." on stderr, whatever the message holds; the exit code that fits.
 int Fail(const Error& error);
 
 // The options of every command that runs a model.
@@ -30,8 +31,8 @@ struct ModelOptions {
   std::string trunk = "native";
   std::string backend = "cpu";
   int64_t num_ranks = 1;
-  int64_t num_threads = -1;  // of each rank; -1: the cores, divided by the ranks
-  int64_t chunk = 256;       // prompt tokens in a step
+  std::optional<int64_t> num_threads;  // of each rank; else the cores, divided by the ranks
+  int64_t chunk = 256;                 // prompt tokens in a step
   bool json = false;
 };
 void AddModelOptions(CLI::App& command, ModelOptions& options);

@@ -1,27 +1,45 @@
 // yoke: one binary, one file for each command.
 #include <CLI/CLI.hpp>
+#include <fcntl.h>
+#include <unistd.h>
 
-#include <cstdio>
+#include <csignal>
+#include <sstream>
 #include <string>
 
 #include "cli.h"
 #include "sys/process.h"
+#include "terminal.h"
 
 namespace {
+
+// A standard stream that is closed would be the next file that we open, and our text would go
+// there. The filler has the wrong direction, so that using the stream is still an error.
+void FillStandardStreams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) {
+      _exit(yoke::app::kExitFailed);
+    }
+  }
+}
+
+int PrintHelp(const CLI::App& app, const CLI::Success& help) {
+  std::ostringstream text;
+  app.exit(help, text, text);
+  const yoke::Status written = yoke::app::WriteOut(text.str());
+  return written ? yoke::app::kExitOk : yoke::app::Fail(written.error());
+}
 
 // The one place that meets CLI11's exceptions.
 int ParseAndRun(CLI::App& app, int argc, char** argv, const int& exit_code) {
   try {
     app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::CallForVersion& version) {
-    return app.exit(version);
+  } catch (const CLI::Success& help) {  // or the version
+    return PrintHelp(app, help);
   } catch (const CLI::ParseError& error) {
-    std::string message = error.what();
-    if (const size_t end = message.find('\n'); end != std::string::npos) message.resize(end);
-    std::fprintf(stderr, "yoke: %s (yoke --help, yoke COMMAND --help)\n", message.c_str());
-    return yoke::app::kExitBadInput;
+    return yoke::app::Fail({yoke::ErrorCode::kInvalidArgument,
+                            std::string(error.what()) + " (yoke --help, yoke COMMAND --help)"});
   }
   return exit_code;
 }
@@ -29,6 +47,8 @@ int ParseAndRun(CLI::App& app, int argc, char** argv, const int& exit_code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  FillStandardStreams();
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone is an error of the write
   CLI::App app(
       "Runs one giant language model on several ranks as if they were one machine.\n"
       "Examples:\n"

@@ -1,11 +1,14 @@
 // yoke run: text from a prompt, then a report.
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 
@@ -16,6 +19,7 @@
 #include "model/model_info.h"
 #include "report.h"
 #include "sys/mapped_file.h"
+#include "sys/process.h"
 #include "terminal.h"
 
 namespace yoke::app {
@@ -28,10 +32,10 @@ struct RunOptions {
   std::string prompt;
   std::string file;
   int64_t num_tokens = 256;
-  int64_t context = 0;  // 0: the model's
+  std::optional<int64_t> context;  // else the model's
   engine::SamplingOptions sampling;
   int64_t top_k = 40;
-  int64_t seed = -1;
+  std::optional<int64_t> seed;  // else a random one
   CLI::Option* prompt_given = nullptr;
   CLI::Option* file_given = nullptr;
 };
@@ -44,6 +48,11 @@ Result<std::string> ReadStdin() {
     if (text.size() > kPromptBytesMax) {
       return Error(ErrorCode::kInvalidArgument, "the prompt on stdin is longer than 64 MiB");
     }
+  }
+  if (Interrupted()) return Error(ErrorCode::kCancelled, "interrupted");
+  if (std::ferror(stdin) != 0) {
+    return Error(ErrorCode::kInvalidArgument,
+                 std::string("cannot read the prompt from stdin: ") + std::strerror(errno));
   }
   return text;
 }
@@ -68,10 +77,15 @@ Result<engine::GenerateOptions> MakeGenerateOptions(const RunOptions& options,
     return Error(ErrorCode::kInvalidArgument,
                  "-n must be at least 1, but is " + std::to_string(options.num_tokens));
   }
-  if (options.context < 0 || options.context > context_max) {
+  const int64_t context = options.context.value_or(context_max);
+  if (context < 1 || context > context_max) {
     return Error(ErrorCode::kInvalidArgument, "--ctx must be 1 to the model's " +
                                                   std::to_string(context_max) + ", but is " +
-                                                  std::to_string(options.context));
+                                                  std::to_string(context));
+  }
+  if (options.seed.value_or(0) < 0) {
+    return Error(ErrorCode::kInvalidArgument,
+                 "--seed must be 0 or more, but is " + std::to_string(*options.seed));
   }
   if (options.top_k < 0 || options.top_k > 1'000'000) {
     return Error(ErrorCode::kInvalidArgument,
@@ -79,11 +93,11 @@ Result<engine::GenerateOptions> MakeGenerateOptions(const RunOptions& options,
   }
   engine::GenerateOptions generate;
   generate.num_tokens = static_cast<size_t>(options.num_tokens);
-  generate.context = static_cast<size_t>(options.context == 0 ? context_max : options.context);
+  generate.context = static_cast<size_t>(context);
   generate.sampling = options.sampling;
   generate.sampling.top_k = static_cast<uint32_t>(options.top_k);
   generate.sampling.seed =
-      options.seed >= 0 ? static_cast<uint64_t>(options.seed) : std::random_device{}();
+      options.seed ? static_cast<uint64_t>(*options.seed) : std::random_device{}();
   YOKE_RETURN_IF_ERROR(engine::CheckSampling(generate.sampling));
   return generate;
 }
@@ -98,7 +112,9 @@ Status Run(const RunOptions& options) {
   YOKE_RETURN_IF_ERROR(model::ShardKimiK3(info.config, group_options.shares));
   YOKE_TRY(const std::string prompt, ReadPrompt(options));
   Result<std::vector<int>> tokens = info.tokenizer.EncodeWithSpecials(prompt);
-  if (!tokens) return std::move(tokens).error().Wrap("prompt");
+  if (!tokens) {
+    return std::move(tokens).error().Wrap(options.file.empty() ? "prompt" : options.file);
+  }
   YOKE_RETURN_IF_ERROR(engine::CheckPrompt(tokens.value(), generate, info));
 
   YOKE_TRY(const auto group, StartGroup(group_options));
