@@ -23,6 +23,7 @@ using fabric::Board;
 using fabric::Phase;
 
 constexpr auto kReapPeriod = std::chrono::milliseconds(20);
+constexpr uint64_t kReportPeriodNs = 50'000'000;
 constexpr uint64_t kStopNs = 2'000'000'000;  // for an orderly end
 constexpr size_t kResultBytesMax = size_t{1} << 32;
 constexpr int kSegmentFd = 3;
@@ -108,21 +109,18 @@ class RankGroup::Impl {
 
   Status WaitLoaded(const Hooks& hooks) {
     const uint64_t begin_ns = NowNs();
-    Status status = Ok{};
-    // Loading takes as long as the disk needs, so there is no deadline while ranks are alive and
-    // copying: each heartbeat is checked all the time, and a byte must be copied now and then.
-    for (bool loaded = false; !loaded;) {
-      uint64_t next_report_ns = NowNs() + 50'000'000;
-      bool report = false;
-      status = waiter_.Until([&] {
-        loaded = AllLoaded();
-        report = NowNs() >= next_report_ns;
-        return loaded || report || Interrupted();
-      });
-      if (!status) return std::move(status).error().Wrap("loading the model");
-      if (Interrupted()) return Error(ErrorCode::kCancelled, "interrupted while loading");
-      if (hooks.on_progress) hooks.on_progress(Progress());
-    }
+    uint64_t next_report_ns = begin_ns;
+    // Loading takes as long as the disk needs: no deadline, but the ranks must stay alive.
+    fabric::Waiter waiter(board_, options_.num_ranks(), -1, {.deadline_ns = fabric::kNoDeadline});
+    Status status = waiter.Until([&] {
+      if (hooks.on_progress && NowNs() >= next_report_ns) {
+        hooks.on_progress(Progress());
+        next_report_ns = NowNs() + kReportPeriodNs;
+      }
+      return AllLoaded() || Interrupted();
+    });
+    if (!status) return std::move(status).error().Wrap("loading the model");
+    if (Interrupted()) return Error(ErrorCode::kCancelled, "interrupted while loading");
     load_seconds_ = static_cast<double>(NowNs() - begin_ns) * 1e-9;
     return Ok{};
   }

@@ -157,6 +157,7 @@ class Rank {
 }  // namespace
 
 int RunRank(const RankOptions& options) {
+  EndWithParent();
   IgnoreInterrupts();
   Result<ShmSegment> segment = ShmSegment::Attach(
       Fd(options.segment_fd), fabric::GroupSegmentBytes(options.group.num_ranks()));

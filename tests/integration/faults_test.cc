@@ -110,7 +110,7 @@ class FaultsTest : public testing::Test {
     EXPECT_NE(message.find(how), std::string::npos) << message;
     EXPECT_TRUE(
         message.find("load") != std::string::npos || message.find("start") != std::string::npos ||
-        message.find("step") != std::string::npos || message.find("idle") != std::string::npos)
+        message.find("step") != std::string::npos || message.find("plan") != std::string::npos)
         << "does not say what the rank was doing: " << message;
   }
 
@@ -151,7 +151,9 @@ TEST_F(FaultsTest, ARankKilledOrStoppedBeforePrefillOrDecodeIsNamed) {
                                         << signal_number << ", rank " << rank);
         const auto group = Start(3);
         ASSERT_TRUE(group);
-        if (decode) ASSERT_TRUE(group->Step(Prefill(32)));
+        if (decode) {
+          ASSERT_TRUE(group->Step(Prefill(32)));
+        }
         const uint64_t begin_ns = NowNs();
         kill(group->pids().at(static_cast<size_t>(rank)), signal_number);
         ExpectNamed(ToStatus(group->Step(decode ? Decode(32) : Prefill(32))), rank,
