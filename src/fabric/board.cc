@@ -60,11 +60,11 @@ std::string DescribeSignal(int signal) {
       {SIGKILL, "Killed"},     {SIGSEGV, "Segmentation fault"}, {SIGBUS, "Bus error"},
       {SIGABRT, "Aborted"},    {SIGILL, "Illegal instruction"}, {SIGFPE, "Arithmetic error"},
       {SIGTERM, "Terminated"}, {SIGINT, "Interrupt"},           {SIGHUP, "Hangup"}};
-  const std::string number = "signal " + std::to_string(signal);
+  std::string text = "signal " + std::to_string(signal);
   for (const Name& name : kNames) {
-    if (name.signal == signal) return number + " (" + name.text + ")";
+    if (name.signal == signal) text += std::string(" (") + name.text + ")";
   }
-  return number;
+  return text;
 }
 
 // Errors that a rank may meet only because another one is lost.

@@ -272,7 +272,7 @@ TEST_P(GroupTest, RandomProgram) {
   SCOPED_TRACE("YOKE_TEST_SEED=" + std::to_string(seed));
   Run([&](Group& group) {
     std::mt19937_64 random(seed);
-    for (uint64_t id = 1; id <= 100 && !::testing::Test::HasFailure(); ++id) {
+    for (uint64_t id = 1; id <= 60 && !::testing::Test::HasFailure(); ++id) {
       RandomOperation(group, random, id);
     }
   });

@@ -16,7 +16,10 @@ constexpr size_t kSlotAlignment = 64;
 // Never blocks: callers spin through Waiter. One thread uses a link.
 class Link {
  public:
+  Link() = default;
   virtual ~Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
 
   // A slot to fill, kSlotBytes long, or an empty span while the peer has not released one. Asking
   // again before Post gives the same slot. Slots and payloads are aligned to kSlotAlignment.
