@@ -55,7 +55,7 @@ TEST(ReferenceBackendTest, KdaLiteral) {
   model.q_conv = {2, 4, {0.1f, 0.2f, 0.3f, 0.4f, -0.5f, 0.25f, 0.75f, 1}};
   model.k_conv = {2, 4, {0, 0.5f, -0.5f, 1, 1, 0.5f, 0.25f, -0.125f}};
   model.v_conv = {2, 4, {0.25f, 0.25f, 0.25f, 0.25f, 0, 0, 1, 1}};
-  model.a_log = {1, 1, {0.5f}};
+  model.a_log = Tensor(1, 1, 0.5f);
   model.dt_bias = {1, 2, {0.25f, -0.5f}};
   model.o_norm = {1, 2, {1, 2}};
   KdaSequence sequence;
