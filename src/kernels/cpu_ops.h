@@ -14,7 +14,8 @@ namespace yoke::kernels::cpu {
 
 // Rows of one weight are worked on in groups of this many.
 constexpr size_t kRowGroup = 16;
-// Scratch that MatMulRows needs, in floats.
+// Scratch that MatMulRows needs, in floats: 16 partial sums of each row and token that it works on
+// at a time, and a panel of unpacked weights.
 constexpr size_t kMatMulTokens = 64;
 constexpr size_t kPanelCols = 256;
 constexpr size_t kMatMulScratch = kRowGroup * (kMatMulTokens * 16 + kPanelCols);

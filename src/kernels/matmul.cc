@@ -232,29 +232,35 @@ HWY_INLINE void AddTile(const FloatRows& w, size_t num_cols, const float* const*
   }
 }
 
-// Rows of weights times tokens [first, first + num_tokens) of x, over num_cols columns from
-// first_col on.
-void AddRowGroup(const FloatRows& w, size_t num_rows, size_t first_col, size_t num_cols,
-                 const PickedRows& x, size_t first, size_t num_tokens, float* sums) {
-  for (size_t t = 0; t < num_tokens;) {
-    const size_t count = num_tokens - t >= kTileTokens ? kTileTokens : 1;
-    const float* x_rows[kTileTokens];
-    for (size_t i = 0; i < count; ++i) x_rows[i] = x.Row(first + t + i) + first_col;
-    for (size_t r = 0; r < num_rows; r += kTileRows) {
-      float* tile_sums = sums + (t * kRowGroup + r) * kPartialSums;
+// Some rows and tokens of MatMulArgs, counted from the first ones there.
+struct Part {
+  size_t first_row, num_rows;      // at most kRowGroup
+  size_t first_token, num_tokens;  // at most kMatMulTokens
+};
+
+// The part's rows w times its tokens, over num_cols columns from first_col on.
+// Partial sums: args.scratch [num_tokens, kRowGroup, kPartialSums].
+void AddRows(const MatMulArgs& args, const Part& part, const FloatRows& w, size_t first_col,
+             size_t num_cols) {
+  for (size_t t = 0; t < part.num_tokens;) {
+    const size_t count = part.num_tokens - t >= kTileTokens ? kTileTokens : 1;
+    const float* x[kTileTokens];
+    for (size_t i = 0; i < count; ++i) x[i] = args.x.Row(part.first_token + t + i) + first_col;
+    for (size_t r = 0; r < part.num_rows; r += kTileRows) {
+      float* sums = args.scratch + (t * kRowGroup + r) * kPartialSums;
       const FloatRows tile{w.data + r * w.stride, w.stride};
       if (count == kTileTokens) {
-        AddTile<kTileTokens>(tile, num_cols, x_rows, tile_sums);
+        AddTile<kTileTokens>(tile, num_cols, x, sums);
       } else {
-        AddTile<1>(tile, num_cols, x_rows, tile_sums);
+        AddTile<1>(tile, num_cols, x, sums);
       }
     }
     t += count;
   }
 }
 
-// kRowGroup rows of w (or num_rows, and others behind them that do not matter) as floats: columns
-// [first_col, first_col + num_cols), up to a whole block with zeros.
+// Columns [first_col, first_col + num_cols) of num_rows rows, at most kRowGroup, as floats; zeros
+// behind them up to a whole block. More rows, which do not matter, up to a multiple of kTileRows.
 FloatRows UnpackPanel(const Weight& w, size_t first_row, size_t num_rows, size_t first_col,
                       size_t num_cols, float* panel) {
   if (w.dtype == DType::kF32 && num_rows % kTileRows == 0 && num_cols % kBlockCols == 0) {
@@ -266,32 +272,27 @@ FloatRows UnpackPanel(const Weight& w, size_t first_row, size_t num_rows, size_t
   return {panel, kPanelCols};
 }
 
-// Up to kRowGroup rows times up to kMatMulTokens tokens.
-void ManyTokens(const MatMulArgs& args, size_t first_row, size_t num_rows, size_t first_token,
-                size_t num_tokens) {
+void ManyTokens(const MatMulArgs& args, const Part& part) {
   const FloatTag d;
-  float* sums = args.scratch;  // [num_tokens, kRowGroup, kPartialSums]
-  float* panel = sums + kMatMulTokens * kRowGroup * kPartialSums;  // [kRowGroup, kPanelCols]
-  std::memset(sums, 0, num_tokens * kRowGroup * kPartialSums * sizeof(float));
+  float* panel = args.scratch + kMatMulTokens * kRowGroup * kPartialSums;
+  std::memset(args.scratch, 0, part.num_tokens * kRowGroup * kPartialSums * sizeof(float));
   for (size_t c = 0; c < args.w.cols; c += kPanelCols) {
     const size_t num_cols = std::min(kPanelCols, args.w.cols - c);
-    const FloatRows w =
-        UnpackPanel(args.w, args.first_row + first_row, num_rows, c, num_cols, panel);
-    AddRowGroup(w, num_rows, c, RoundUp(num_cols, kBlockCols), args.x, first_token, num_tokens,
-                sums);
+    const size_t row = args.first_row + part.first_row;
+    const FloatRows w = UnpackPanel(args.w, row, part.num_rows, c, num_cols, panel);
+    AddRows(args, part, w, c, RoundUp(num_cols, kBlockCols));
   }
-  for (size_t t = 0; t < num_tokens; ++t) {
-    float* y = args.y.Row(first_token + t) + first_row;
-    for (size_t r = 0; r < num_rows; r += kTileRows) {
+  for (size_t t = 0; t < part.num_tokens; ++t) {
+    float* y = args.y.Row(part.first_token + t) + part.first_row;
+    for (size_t r = 0; r < part.num_rows; r += kTileRows) {
       FloatVec rows[kTileRows];
       for (size_t i = 0; i < kTileRows; ++i) {
+        const float* sums = args.scratch + (t * kRowGroup + r + i) * kPartialSums;
         FloatVec partial[kSlices];
-        for (size_t s = 0; s < kSlices; ++s) {
-          partial[s] = hn::Load(d, sums + (t * kRowGroup + r + i) * kPartialSums + s * kLanes);
-        }
+        for (size_t s = 0; s < kSlices; ++s) partial[s] = hn::Load(d, sums + s * kLanes);
         rows[i] = AddSlices(partial);
       }
-      StoreSums(rows, std::min(kTileRows, num_rows - r), y + r);
+      StoreSums(rows, std::min(kTileRows, part.num_rows - r), y + r);
     }
   }
 }
@@ -312,7 +313,7 @@ void MatMulRowsImpl(const MatMulArgs& args) {
   for (size_t r = 0; r < args.num_rows; r += kRowGroup) {
     const size_t num_rows = std::min(kRowGroup, args.num_rows - r);
     for (size_t t = 0; t < args.num_tokens; t += kMatMulTokens) {
-      ManyTokens(args, r, num_rows, t, std::min(kMatMulTokens, args.num_tokens - t));
+      ManyTokens(args, {r, num_rows, t, std::min(kMatMulTokens, args.num_tokens - t)});
     }
   }
 }
