@@ -1,7 +1,8 @@
 #include "model/checkpoint.h"
 
-#include <cstring>
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -1,6 +1,5 @@
 #include "model/config.h"
 
-#include <functional>
 #include <string>
 #include <vector>
 

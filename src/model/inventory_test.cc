@@ -1,9 +1,6 @@
 #include "model/inventory.h"
 
-#include <algorithm>
-#include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -52,11 +49,6 @@ TEST(InventoryTest, CountsThePartsOfTheReleasedModel) {
 }
 
 TEST(InventoryTest, ListsNamesTypesAndShapes) {
-  std::map<std::string, std::string> shapes;
-  for (const TensorSpec& spec : ListTensors(Parse(ReleasedConfig()), true)) {
-    EXPECT_TRUE(shapes.emplace(spec.name, Describe(ToString(spec.dtype), spec.shape)).second)
-        << spec.name << " is listed twice";
-  }
   const std::string model = "language_model.model.";
   const std::string kda = model + "layers.90.self_attn.";
   const std::string mla = model + "layers.91.self_attn.";
@@ -125,7 +117,14 @@ TEST(InventoryTest, ListsNamesTypesAndShapes) {
       {"mm_projector.proj.2.weight", "BF16 [7168, 4096]"},
       {"mm_projector.post_norm.weight", "BF16 [7168]"},
   };
-  for (const auto& [name, shape] : expected) EXPECT_EQ(shapes[name], shape) << name;
+  size_t num_found = 0;
+  for (const TensorSpec& spec : ListTensors(Parse(ReleasedConfig()), true)) {
+    const auto it = expected.find(spec.name);
+    if (it == expected.end()) continue;
+    ++num_found;
+    EXPECT_EQ(Describe(ToString(spec.dtype), spec.shape), it->second) << spec.name;
+  }
+  EXPECT_EQ(num_found, expected.size());
 }
 
 // A checkpoint of the small configuration whose tensors `change` may alter before they are written.
@@ -133,7 +132,8 @@ class CheckInventoryTest : public testing::Test {
  protected:
   CheckInventoryTest() {
     for (const TensorSpec& spec : ListTensors(config_, false)) {
-      tensors_[spec.name] = {spec.name, std::string(ToString(spec.dtype)), spec.shape, ""};
+      EXPECT_FALSE(tensors_.contains(spec.name)) << spec.name << " is listed twice";
+      Set(spec.name, std::string(ToString(spec.dtype)), spec.shape);
     }
   }
 
@@ -169,7 +169,7 @@ TEST_F(CheckInventoryTest, AcceptsACompleteCheckpoint) {
 }
 
 TEST_F(CheckInventoryTest, NamesEveryMissingTensor) {
-  // One of each kind: the first layer of each sort and the tensors outside the layers.
+  // Of the experts one is enough.
   for (const TensorSpec& spec : ListTensors(config_, false)) {
     if (spec.name.find(".experts.") != std::string::npos &&
         spec.name.find(".experts.2.w") == std::string::npos) {
