@@ -35,6 +35,11 @@ int PrintHelp(const CLI::App& app, const CLI::Success& help) {
 int ParseAndRun(CLI::App& app, int argc, char** argv, const int& exit_code) {
   try {
     app.parse(argc, argv);
+    // Not left to CLI11, which would say this of a misspelt command too.
+    if (app.get_subcommands().empty()) {
+      return yoke::app::Fail(
+          {yoke::ErrorCode::kInvalidArgument, "a command is missing (yoke --help lists them)"});
+    }
   } catch (const CLI::Success& help) {  // or the version
     return PrintHelp(app, help);
   } catch (const CLI::ParseError& error) {
@@ -57,7 +62,7 @@ int main(int argc, char** argv) {
       "  yoke verify MODEL --ranks 1,2,3,4    proof that the rank count does not change the result",
       "yoke");
   app.set_version_flag("--version", std::string("yoke ") + YOKE_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   yoke::CatchInterrupts();
   int exit_code = yoke::app::kExitOk;
   yoke::app::AddRunCommand(app, exit_code);

@@ -122,6 +122,13 @@ class YokeProcess {
     return outcome_.out.size() >= num_bytes;
   }
 
+  // Waits, with stdin still open, until the run has closed its outputs.
+  bool WaitForEnd() {
+    const uint64_t deadline_ns = NowNs() + kDeadlineNs;
+    while ((out_ >= 0 || err_ >= 0) && NowNs() < deadline_ns) Transfer({});
+    return out_ < 0 && err_ < 0;
+  }
+
   // Feeds `input`, closes stdin, reads all output and waits for the end.
   Outcome Finish(std::string_view input = {}) {
     const uint64_t deadline_ns = NowNs() + kDeadlineNs;
