@@ -51,13 +51,9 @@ class Reaper {
     std::unique_lock lock(mutex_);
     while (!stop_) {
       for (size_t i = 0; i < children_.size(); ++i) {
-        fabric::BoardLine& line = board_.lines[i];
-        if (line.exited != 0) continue;
+        if (board_.lines[i].exited != 0) continue;
         const std::optional<ChildProcess::Exit> exit = children_[i].Poll();
-        if (!exit) continue;
-        line.exit_signal = exit->signal;
-        line.exit_code = exit->code;
-        line.exited = 1;
+        if (exit) board_.ReportExit(static_cast<int>(i), exit->code, exit->signal);
       }
       wake_.wait_for(lock, kReapPeriod, [this] { return stop_; });
     }
@@ -119,8 +115,9 @@ class RankGroup::Impl {
       }
       return AllLoaded() || Interrupted();
     });
-    if (!status) return std::move(status).error().Wrap("loading the model");
+    // First, as Ctrl-C also reaches ranks that are not yet so far that they ignore it.
     if (Interrupted()) return Error(ErrorCode::kCancelled, "interrupted while loading");
+    if (!status) return std::move(status).error().Wrap("loading the model");
     load_seconds_ = static_cast<double>(NowNs() - begin_ns) * 1e-9;
     return Ok{};
   }
@@ -130,21 +127,22 @@ class RankGroup::Impl {
     YOKE_RETURN_IF_ERROR(Send(plan));
     YOKE_TRY(const std::vector<std::byte> bytes,
              fabric::ReceiveMessage(*link_, waiter_, kResultBytesMax));
-    return StepResult::Parse(bytes);
+    YOKE_TRY(StepResult result, StepResult::Parse(bytes));
+    const size_t num_ranks = plan.items.empty() ? 0 : options_.shares.size();
+    if (result.items.size() != plan.items.size() || result.ranks.size() != num_ranks) {
+      return Error(ErrorCode::kCorrupt, "step result: not the answer to the plan");
+    }
+    return result;
   }
 
   Status Stop() {
     StepPlan plan;
     plan.stop = true;
     YOKE_RETURN_IF_ERROR(Send(plan));
-    const uint64_t deadline_ns = NowNs() + kStopNs;
-    while (NowNs() < deadline_ns) {
-      bool all_gone = true;
-      for (int i = 0; i < options_.num_ranks(); ++i) all_gone &= board_.lines[i].exited != 0;
-      if (all_gone) return Ok{};
-      std::this_thread::yield();
-    }
-    return Error(ErrorCode::kDeadlineExceeded, "a rank did not end within 2 s of being told to");
+    fabric::Waiter waiter(board_, options_.num_ranks(), -1, {.deadline_ns = kStopNs});
+    Status status = waiter.Until([this] { return AllGone(); });
+    if (!status) return std::move(status).error().Wrap("ending the ranks");
+    return Ok{};
   }
 
   const GroupOptions& options() const { return options_; }
@@ -163,6 +161,13 @@ class RankGroup::Impl {
   bool AllLoaded() const {
     for (int i = 0; i < options_.num_ranks(); ++i) {
       if (board_.lines[i].phase != Phase::kIdle) return false;
+    }
+    return true;
+  }
+
+  bool AllGone() const {
+    for (int i = 0; i < options_.num_ranks(); ++i) {
+      if (board_.lines[i].exited == 0) return false;
     }
     return true;
   }

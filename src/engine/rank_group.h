@@ -34,8 +34,9 @@ class RankGroup {
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
-  // Runs one step. An error (a lost rank, within 5 s, named with its operation) ends the group.
-  // Numbers the plan itself.
+  // Runs one step; numbers the plan itself. The result has one item for each of the plan, and each
+  // rank's account unless the plan has no items. An error (a lost rank, within 5 s, named with its
+  // operation) ends the group.
   Result<StepResult> Step(StepPlan plan);
 
   // Orderly end: every rank leaves by itself, within a bound.

@@ -173,9 +173,7 @@ int RunRank(const RankOptions& options) {
   Status status = rank.Load();
   if (status) status = rank.Serve();
   if (status) return kRankExitOk;
-  // A wait that failed because of a peer is that peer's failure, not ours.
-  const ErrorCode code = status.error().code();
-  if (code == ErrorCode::kUnavailable || code == ErrorCode::kCancelled) return kRankExitPeerLost;
+  // Also an error that may be only the consequence of a peer's: the board puts those last.
   board.ReportError(options.rank, status.error());
   return kRankExitFailed;
 }

@@ -6,10 +6,9 @@
 
 namespace yoke::engine {
 
-// Exit codes of a rank process.
-constexpr int kRankExitOk = 0;
-constexpr int kRankExitFailed = 3;    // its own error, which it put on the board
-constexpr int kRankExitPeerLost = 4;  // another rank's failure ended it
+// Exit codes of a rank process; heartbeat.h has one more.
+constexpr int kRankExitOk = 0;      // told to stop
+constexpr int kRankExitFailed = 4;  // an error, which it put on the board
 
 // Runs until the plan says stop, an error, or the supervisor's end. Returns an exit code; errors
 // are reported through the board.

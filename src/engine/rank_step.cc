@@ -68,6 +68,54 @@ Error BadPlan(const std::string& what) {
   return Error(ErrorCode::kInvalidArgument, "step plan: " + what);
 }
 
+// One item's result. Takes what belongs to it from the front of every rank's part.
+
+ItemResult CombineTop(const PlanItem& item, std::span<const model::KimiK3Shard> shards,
+                      RankStep::Parts& parts) {
+  ItemResult out;
+  std::vector<LogSum> sums;
+  for (size_t r = 0; r < parts.size(); ++r) {
+    const size_t count = std::min<size_t>(item.top, shards[r].vocab.size());
+    const std::vector<Candidate> best = Take<Candidate>(parts[r], count);
+    out.top.insert(out.top.end(), best.begin(), best.end());
+    sums.push_back(Take<LogSum>(parts[r], 1)[0]);
+  }
+  std::sort(out.top.begin(), out.top.end(), Likelier);
+  out.top.resize(std::min<size_t>(out.top.size(), item.top));
+  out.log_sum_exp = Merge(sums).Value();
+  return out;
+}
+
+ItemResult CombineRows(size_t num_rows, size_t vocab_size,
+                       std::span<const model::KimiK3Shard> shards, RankStep::Parts& parts) {
+  ItemResult out;
+  out.rows.resize(num_rows * vocab_size);
+  for (size_t r = 0; r < parts.size(); ++r) {
+    const shard::Range vocab = shards[r].vocab;
+    for (size_t i = 0; i < num_rows; ++i) {
+      const std::vector<float> slice = Take<float>(parts[r], vocab.size());
+      std::copy(slice.begin(), slice.end(),
+                out.rows.begin() + static_cast<std::ptrdiff_t>(i * vocab_size + vocab.begin));
+    }
+  }
+  return out;
+}
+
+ItemResult CombineLogProbs(size_t num_rows, RankStep::Parts& parts) {
+  ItemResult out;
+  for (size_t i = 0; i < num_rows; ++i) {
+    std::vector<LogSum> sums;
+    double target_logit = 0;
+    for (std::span<const std::byte>& part : parts) {
+      const TargetPart row = Take<TargetPart>(part, 1)[0];
+      sums.push_back(row.sum);
+      target_logit += row.target_logit;
+    }
+    out.log_probs.push_back(static_cast<float>(target_logit - Merge(sums).Value()));
+  }
+  return out;
+}
+
 }  // namespace
 
 RankStep::RankStep(model::KimiK3& model, kernels::Backend& backend, fabric::Group& group)
@@ -120,8 +168,8 @@ Result<StepResult> RankStep::Run(const StepPlan& plan) {
   if (steps.empty()) return StepResult{};
   YOKE_TRY(const kernels::View logits, model_.Forward(steps));
   std::vector<std::byte> own = Contribution(plan, logits);
-  stats_ = StatsSince(begin_ns, before, weight_bytes_before);
-  Append(own, std::span<const RankStats>(&stats_, 1));
+  const RankStats stats = StatsSince(begin_ns, before, weight_bytes_before);
+  Append(own, std::span<const RankStats>(&stats, 1));
 
   std::vector<size_t> offsets = {0};
   for (size_t rank = 0; rank < model_.shards().size(); ++rank) {
@@ -133,7 +181,11 @@ Result<StepResult> RankStep::Run(const StepPlan& plan) {
   std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(offsets[rank]));
   YOKE_RETURN_IF_ERROR(group_.Gather(0, all, offsets));
   if (rank != 0) return StepResult{};
-  return Combine(plan, all, offsets);
+  Parts parts;
+  for (size_t r = 0; r + 1 < offsets.size(); ++r) {
+    parts.push_back(std::span(all).subspan(offsets[r], offsets[r + 1] - offsets[r]));
+  }
+  return Combine(plan, std::move(parts));
 }
 
 RankStats RankStep::StatsSince(uint64_t begin_ns, const fabric::GroupStats& before,
@@ -207,57 +259,29 @@ std::vector<std::byte> RankStep::Contribution(const StepPlan& plan, const kernel
   return bytes;
 }
 
-Result<StepResult> RankStep::Combine(const StepPlan& plan, std::span<const std::byte> all,
-                                     std::span<const size_t> offsets) const {
-  const size_t num_ranks = model_.shards().size();
-  const size_t vocab_size = model_.config().vocab_size;
-  std::vector<std::span<const std::byte>> parts;
-  for (size_t r = 0; r < num_ranks; ++r) {
-    parts.push_back(all.subspan(offsets[r], offsets[r + 1] - offsets[r]));
-  }
+StepResult RankStep::Combine(const StepPlan& plan, Parts parts) const {
   StepResult result;
   for (const PlanItem& item : plan.items) {
-    ItemResult out;
-    const size_t num_rows = NumRows(item);
-    std::vector<LogSum> sums(num_rows * num_ranks);  // [num_rows, num_ranks]
-    std::vector<double> target_logits(num_rows, 0.0);
-    if (item.want == Want::kLastRow || item.want == Want::kAllRows) {
-      out.rows.resize(num_rows * vocab_size);
+    switch (item.want) {
+      case Want::kNothing:
+        result.items.emplace_back();
+        break;
+      case Want::kTop:
+        result.items.push_back(CombineTop(item, model_.shards(), parts));
+        break;
+      case Want::kLastRow:
+      case Want::kAllRows:
+        result.items.push_back(
+            CombineRows(NumRows(item), model_.config().vocab_size, model_.shards(), parts));
+        break;
+      case Want::kLogProbs:
+        result.items.push_back(CombineLogProbs(NumRows(item), parts));
+        break;
     }
-    for (size_t r = 0; r < num_ranks; ++r) {
-      const shard::Range vocab = model_.shards()[r].vocab;
-      if (item.want == Want::kTop) {
-        for (const Candidate& c :
-             Take<Candidate>(parts[r], std::min<size_t>(item.top, vocab.size()))) {
-          out.top.push_back(c);
-        }
-        sums[r] = Take<LogSum>(parts[r], 1)[0];
-      } else if (item.want == Want::kLogProbs) {
-        for (size_t i = 0; i < num_rows; ++i) {
-          const TargetPart part = Take<TargetPart>(parts[r], 1)[0];
-          sums[i * num_ranks + r] = part.sum;
-          target_logits[i] += part.target_logit;
-        }
-      } else if (item.want != Want::kNothing) {
-        for (size_t i = 0; i < num_rows; ++i) {
-          const std::vector<float> row = Take<float>(parts[r], vocab.size());
-          std::copy(row.begin(), row.end(),
-                    out.rows.begin() + static_cast<std::ptrdiff_t>(i * vocab_size + vocab.begin));
-        }
-      }
-    }
-    if (item.want == Want::kTop) {
-      std::sort(out.top.begin(), out.top.end(), Likelier);
-      out.top.resize(std::min<size_t>(out.top.size(), item.top));
-      out.log_sum_exp = Merge(std::span(sums).first(num_ranks)).Value();
-    }
-    for (size_t i = 0; item.want == Want::kLogProbs && i < num_rows; ++i) {
-      const double log_sum = Merge(std::span(sums).subspan(i * num_ranks, num_ranks)).Value();
-      out.log_probs.push_back(static_cast<float>(target_logits[i] - log_sum));
-    }
-    result.items.push_back(std::move(out));
   }
-  for (size_t r = 0; r < num_ranks; ++r) result.ranks.push_back(Take<RankStats>(parts[r], 1)[0]);
+  for (std::span<const std::byte>& part : parts) {
+    result.ranks.push_back(Take<RankStats>(part, 1)[0]);
+  }
   return result;
 }
 

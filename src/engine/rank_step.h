@@ -1,8 +1,11 @@
 // One rank's part of a step: from the plan to the bytes that rank 0 sends back.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/step_plan.h"
@@ -21,14 +24,14 @@ class RankStep {
   // The result is filled on rank 0, elsewhere empty.
   Result<StepResult> Run(const StepPlan& plan);
 
- private:
-  struct Part;
+  // What each rank contributed: [num_ranks].
+  using Parts = std::vector<std::span<const std::byte>>;
 
+ private:
   Result<std::vector<model::SequenceStep>> Prepare(const StepPlan& plan);
   // This rank's contribution to the results, in bytes whose number all ranks know.
   std::vector<std::byte> Contribution(const StepPlan& plan, const kernels::View& logits);
-  Result<StepResult> Combine(const StepPlan& plan, std::span<const std::byte> all,
-                             std::span<const size_t> offsets) const;
+  StepResult Combine(const StepPlan& plan, Parts parts) const;
   RankStats StatsSince(uint64_t begin_ns, const fabric::GroupStats& before,
                        uint64_t weight_bytes_before) const;
   size_t ContributionBytes(const StepPlan& plan, size_t rank) const;
@@ -38,7 +41,6 @@ class RankStep {
   fabric::Group& group_;
   std::map<uint64_t, std::unique_ptr<model::SequenceState>> sequences_;
   std::vector<float> logits_;  // host copy: [num_logit_rows, vocab range]
-  RankStats stats_;
 };
 
 }  // namespace yoke::engine
