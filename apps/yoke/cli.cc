@@ -80,12 +80,21 @@ Result<std::string> ModelFolder(const std::string& model) {
                                          candidates.back() + "); name a model folder");
 }
 
+Status CheckRanks(int64_t num_ranks) {
+  if (num_ranks >= 1 && num_ranks <= fabric::kRanksMax) return Ok{};
+  return BadOption("--ranks", "1 to " + std::to_string(fabric::kRanksMax),
+                   std::to_string(num_ranks));
+}
+
+Result<model::TrunkFormat> ParseTrunk(const std::string& trunk) {
+  if (trunk == "native") return model::TrunkFormat::kAsStored;
+  if (trunk == "q8_0") return model::TrunkFormat::kQ8_0;
+  return BadOption("--trunk", "native or q8_0", trunk);
+}
+
 Result<engine::GroupOptions> MakeGroupOptions(const ModelOptions& options,
                                               const std::string& folder, int64_t num_ranks) {
-  if (num_ranks < 1 || num_ranks > fabric::kRanksMax) {
-    return BadOption("--ranks", "1 to " + std::to_string(fabric::kRanksMax),
-                     std::to_string(num_ranks));
-  }
+  YOKE_RETURN_IF_ERROR(CheckRanks(num_ranks));
   const int64_t threads =
       options.num_threads.value_or(std::max<int64_t>(1, NumCores() / num_ranks));
   if (threads < 1 || threads > 256) {
@@ -94,20 +103,18 @@ Result<engine::GroupOptions> MakeGroupOptions(const ModelOptions& options,
   if (options.chunk < 16 || options.chunk > 65536 || options.chunk % 16 != 0) {
     return BadOption("--chunk", "a multiple of 16 from 16 to 65536", std::to_string(options.chunk));
   }
-  if (options.trunk != "native" && options.trunk != "q8_0") {
-    return BadOption("--trunk", "native or q8_0", options.trunk);
-  }
+  YOKE_TRY(const model::TrunkFormat trunk, ParseTrunk(options.trunk));
   if (options.backend != "cpu" && options.backend != "reference") {
     return BadOption("--backend", "cpu or reference", options.backend);
   }
-  return engine::GroupOptions{
-      .model_folder = folder,
-      .shares = std::vector<size_t>(static_cast<size_t>(num_ranks), 1),
-      .threads_per_rank = static_cast<size_t>(threads),
-      .tokens_max = static_cast<size_t>(options.chunk),
-      .trunk = options.trunk == "q8_0" ? model::TrunkFormat::kQ8_0 : model::TrunkFormat::kAsStored,
-      .backend = options.backend == "reference" ? engine::BackendKind::kReference
-                                                : engine::BackendKind::kCpu};
+  return engine::GroupOptions{.model_folder = folder,
+                              .shares = std::vector<size_t>(static_cast<size_t>(num_ranks), 1),
+                              .threads_per_rank = static_cast<size_t>(threads),
+                              .tokens_max = static_cast<size_t>(options.chunk),
+                              .trunk = trunk,
+                              .backend = options.backend == "reference"
+                                             ? engine::BackendKind::kReference
+                                             : engine::BackendKind::kCpu};
 }
 
 Result<std::unique_ptr<engine::RankGroup>> StartGroup(const engine::GroupOptions& options) {

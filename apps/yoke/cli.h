@@ -5,15 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "base/result.h"
 #include "engine/rank_group.h"
 #include "engine/rank_options.h"
+#include "model/weight_loader.h"
 
 namespace yoke::app {
 
@@ -40,7 +39,9 @@ void AddModelArgument(CLI::App& command, std::string& model);
 
 // The folder to use: as given, or the demo model where it is installed or built.
 Result<std::string> ModelFolder(const std::string& model);
-// Checks the numbers; every error names its option.
+// Options that are checked; every error names its option.
+Status CheckRanks(int64_t num_ranks);
+Result<model::TrunkFormat> ParseTrunk(const std::string& trunk);
 Result<engine::GroupOptions> MakeGroupOptions(const ModelOptions& options,
                                               const std::string& folder, int64_t num_ranks);
 // Starts the ranks, with a progress bar on a terminal.

@@ -5,7 +5,6 @@
 
 #include "base/json.h"
 #include "cli.h"
-#include "fabric/board.h"
 #include "model/footprint.h"
 #include "model/inventory.h"
 #include "model/model_info.h"
@@ -31,14 +30,8 @@ struct Inspection {
 };
 
 Result<Inspection> Inspect(const InspectOptions& options) {
-  if (options.num_ranks < 1 || options.num_ranks > fabric::kRanksMax) {
-    return Error(ErrorCode::kInvalidArgument,
-                 "--ranks must be 1 to 8, but is " + std::to_string(options.num_ranks));
-  }
-  if (options.trunk != "native" && options.trunk != "q8_0") {
-    return Error(ErrorCode::kInvalidArgument,
-                 "--trunk must be native or q8_0, but is " + options.trunk);
-  }
+  YOKE_RETURN_IF_ERROR(CheckRanks(options.num_ranks));
+  YOKE_TRY(const model::TrunkFormat trunk, ParseTrunk(options.trunk));
   Inspection result;
   YOKE_TRY(result.folder, ModelFolder(options.model));
   YOKE_TRY(result.config, model::ReadConfig(result.folder));
@@ -49,8 +42,6 @@ Result<Inspection> Inspect(const InspectOptions& options) {
   }
   if (result.has_weights) YOKE_RETURN_IF_ERROR(model::OpenModel(result.folder));
   result.counts = model::CountModel(result.config);
-  const auto trunk =
-      options.trunk == "q8_0" ? model::TrunkFormat::kQ8_0 : model::TrunkFormat::kAsStored;
   for (int64_t n = 1; n <= options.num_ranks; ++n) {
     auto footprints =
         model::FootprintOf(result.config, std::vector<size_t>(static_cast<size_t>(n), 1), trunk);

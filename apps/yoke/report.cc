@@ -49,12 +49,11 @@ std::string Line(const char* label, const std::string& text, bool on_terminal) {
 std::string ReportToText(const GenerateReport& report, const RankGroup& group, bool on_terminal) {
   const engine::GroupOptions& options = group.options();
   std::string out = "\n";
-  out +=
-      Line("prompt",
-           std::to_string(report.num_prompt_tokens) + " tokens, " +
-               Fixed(Ratio(Count(report.num_prompt_tokens), report.prompt_seconds), 1) +
-               " tokens/s; first token after " + Fixed(1e3 * report.first_token_seconds, 1) + " ms",
-           on_terminal);
+  out += Line("prompt",
+              std::to_string(report.num_prompt_tokens) + " tokens, " +
+                  Fixed(Ratio(Count(report.num_prompt_tokens), report.prompt_seconds), 1) +
+                  " tokens/s; first token after " + Fixed(1e3 * report.prompt_seconds, 1) + " ms",
+              on_terminal);
   out += Line("decode",
               std::to_string(report.num_decode_steps) + " tokens, " +
                   Bold(Fixed(TokensPerSecond(report), 1) + " tokens/s", on_terminal) +
@@ -90,7 +89,7 @@ Json ReportToJson(const GenerateReport& report, const RankGroup& group) {
   json["stop"] = ToString(report.stop);
   json["prompt_tokens_per_s"] = Ratio(Count(report.num_prompt_tokens), report.prompt_seconds);
   json["decode_tokens_per_s"] = TokensPerSecond(report);
-  json["first_token_ms"] = 1e3 * report.first_token_seconds;
+  json["first_token_ms"] = 1e3 * report.prompt_seconds;
   json["ms_per_token"] = Ratio(1e3 * report.decode_seconds, Count(report.num_decode_steps));
   json["load_s"] = group.load_seconds();
   json["num_ranks"] = group.num_ranks();

@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "cli.h"
@@ -42,17 +43,17 @@ struct RunOptions {
 
 Result<std::string> ReadStdin() {
   std::string text;
-  char buffer[65536];
-  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), stdin)) {
-    text.append(buffer, count);
+  std::vector<char> buffer(65536);
+  while (std::feof(stdin) == 0) {
+    text.append(buffer.data(), std::fread(buffer.data(), 1, buffer.size(), stdin));
+    if (Interrupted()) return Error(ErrorCode::kCancelled, "interrupted");
+    if (std::ferror(stdin) != 0) {
+      return Error(ErrorCode::kInvalidArgument,
+                   std::string("cannot read the prompt from stdin: ") + std::strerror(errno));
+    }
     if (text.size() > kPromptBytesMax) {
       return Error(ErrorCode::kInvalidArgument, "the prompt on stdin is longer than 64 MiB");
     }
-  }
-  if (Interrupted()) return Error(ErrorCode::kCancelled, "interrupted");
-  if (std::ferror(stdin) != 0) {
-    return Error(ErrorCode::kInvalidArgument,
-                 std::string("cannot read the prompt from stdin: ") + std::strerror(errno));
   }
   return text;
 }
@@ -124,20 +125,23 @@ Status Run(const RunOptions& options) {
     if (written) written = WriteOut(text);
     return written.has_value();
   };
-  if (!json && StdoutIsTerminal()) write(Dim(prompt, true));
+  const bool tty = StdoutIsTerminal();
+  if (!json && tty) write(Dim(prompt, true));
   std::string text;
-  YOKE_TRY(const engine::GenerateReport report,
-           engine::Generate(*group, info, tokens.value(), generate, [&](std::string_view part) {
-             text += part;
-             return json || write(part);
-           }));
+  const Result<engine::GenerateReport> generated =
+      engine::Generate(*group, info, tokens.value(), generate, [&](std::string_view part) {
+        text += part;
+        return json || write(part);
+      });
+  // Also before an error, which then has a line of its own.
+  if (!json && (generated || tty || !text.empty())) write("\n");
+  if (!generated) return generated.error();
+  const engine::GenerateReport& report = generated.value();
   if (json) {
     Json object = ReportToJson(report, *group);
     object["text"] = text;
     object["seed"] = generate.sampling.seed;
     write(DumpJson(object) + "\n");
-  } else {
-    write("\n");
   }
   YOKE_RETURN_IF_ERROR(written);
   if (!json) std::fputs(ReportToText(report, *group, StderrIsTerminal()).c_str(), stderr);

@@ -1,7 +1,9 @@
 // yoke verify: proof, on the user's own model and machine, that neither the number of ranks nor the
 // way a prompt is cut or batched changes what the model says.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -69,11 +71,13 @@ Result<std::vector<int64_t>> ParseRanks(const std::string& text) {
   return ranks;
 }
 
-// Prompts of several lengths around the cuts, each with some tokens to decode.
+constexpr size_t kPromptLens[] = {1, 5, 16, 33, 100, 190};  // around the cuts
+constexpr int64_t kChunkMin = 192;  // of --chunk, so that a whole prompt fits a step
+
+// Prompts of several lengths, each with some tokens to decode.
 std::vector<engine::Script> MakeScripts(const std::vector<int>& tokens, size_t context_max) {
   constexpr size_t kDecoded = 12;
   std::vector<engine::Script> scripts;
-  constexpr size_t kPromptLens[] = {1, 5, 16, 33, 100, 190};
   for (const size_t prompt_len : kPromptLens) {
     const size_t length = std::min({prompt_len + kDecoded, tokens.size(), context_max});
     if (length < 2) continue;
@@ -190,6 +194,12 @@ Result<bool> Verify(const VerifyOptions& options) {
   }
   if (!(options.bound > 0 && std::isfinite(options.bound))) {
     return Error(ErrorCode::kInvalidArgument, "--bound must be above 0");
+  }
+  if (options.model.chunk < kChunkMin) {
+    return Error(ErrorCode::kInvalidArgument, "--chunk must be at least " +
+                                                  std::to_string(kChunkMin) +
+                                                  " here, so that whole prompts fit, but is " +
+                                                  std::to_string(options.model.chunk));
   }
   YOKE_TRY(const std::vector<int> tokens, info.tokenizer.Encode(kText));
   Verifier verifier(options, info.config.vocab_size, MakeScripts(tokens, info.config.context_max));

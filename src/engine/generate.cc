@@ -129,8 +129,7 @@ Result<GenerateReport> Generate(RankGroup& group, const model::ModelInfo& info,
     report.tokens.push_back(token);
     const std::string text = decoder.Push(info.tokenizer.TokenBytes(token));
     const bool wanted = text.empty() || on_text(text);
-    if (++report.num_generated == 1) report.first_token_seconds = Seconds(begin_ns);
-    if (report.num_generated == options.num_tokens || !wanted) break;
+    if (++report.num_generated == options.num_tokens || !wanted) break;
     if (run.position() == options.context) {
       report.stop = StopReason::kContextFull;
       break;

@@ -34,8 +34,7 @@ struct GenerateReport {
   size_t num_prompt_tokens = 0;
   size_t num_generated = 0;
   size_t num_decode_steps = 0;  // the first token comes out of the prefill
-  double prompt_seconds = 0;    // to the end of the prefill
-  double first_token_seconds = 0;
+  double prompt_seconds = 0;    // to the end of the prefill, which gives the first token
   double decode_seconds = 0;
   StopReason stop = StopReason::kLength;
   std::vector<int> tokens;
