@@ -11,6 +11,8 @@ namespace yoke::kernels {
 std::vector<IndexedValue> TopK(std::span<const float> logits, size_t k) {
   YOKE_CHECK(logits.size() <= std::numeric_limits<uint32_t>::max());
   const auto before = [](const IndexedValue& a, const IndexedValue& b) {
+    if (std::isnan(a.value) != std::isnan(b.value)) return std::isnan(b.value);
+    if (std::isnan(a.value)) return a.index < b.index;
     return a.value != b.value ? a.value > b.value : a.index < b.index;
   };
   k = std::min(k, logits.size());
@@ -31,17 +33,6 @@ std::vector<IndexedValue> TopK(std::span<const float> logits, size_t k) {
   }
   std::sort_heap(best.begin(), best.end(), before);
   return best;
-}
-
-double LogSumExp(std::span<const float> logits) {
-  float max = -std::numeric_limits<float>::infinity();
-  for (const float logit : logits) max = std::max(max, logit);
-  if (std::isinf(max)) return static_cast<double>(max);
-  double sum = 0;
-  for (const float logit : logits) {
-    sum += std::exp(static_cast<double>(logit) - static_cast<double>(max));
-  }
-  return static_cast<double>(max) + std::log(sum);
 }
 
 }  // namespace yoke::kernels

@@ -14,10 +14,7 @@ struct IndexedValue {
 };
 
 // The k largest in descending order, equal ones by index; all of them if there are fewer than k.
-// REQUIRES: no NaN.
+// What is not a number comes last.
 std::vector<IndexedValue> TopK(std::span<const float> logits, size_t k);
-
-// log(sum exp(logits)), in double; -infinity for no logits, or only such.
-double LogSumExp(std::span<const float> logits);
 
 }  // namespace yoke::kernels

@@ -1,7 +1,6 @@
 #include "kernels/topk.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -53,16 +52,14 @@ TEST(TopKTest, EqualsTheFrontOfAStableSort) {
   }
 }
 
-TEST(LogSumExpTest, MatchesTheFormula) {
-  EXPECT_DOUBLE_EQ(LogSumExp(std::vector<float>{0, 0, 0, 0}), std::log(4.0));
-  EXPECT_DOUBLE_EQ(LogSumExp(std::vector<float>{1, 2}), std::log(std::exp(1.0) + std::exp(2.0)));
-}
-
-TEST(LogSumExpTest, SurvivesLargeAndInfiniteLogits) {
-  EXPECT_DOUBLE_EQ(LogSumExp(std::vector<float>{3e38F, 3e38F}), double{3e38F} + std::log(2.0));
-  EXPECT_DOUBLE_EQ(LogSumExp(std::vector<float>{-kInf, 5}), 5.0);
-  EXPECT_EQ(LogSumExp(std::vector<float>{-kInf, -kInf}), -double{kInf});
-  EXPECT_EQ(LogSumExp({}), -double{kInf});
+TEST(TopKTest, PutsNumbersBeforeWhatIsNone) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> logits = {nan, 1, nan, -kInf, 3};
+  EXPECT_EQ(ToPairs(TopK(logits, 3)), (Pairs{{4, 3}, {1, 1}, {3, -kInf}}));
+  const std::vector<IndexedValue> all = TopK(logits, 5);
+  ASSERT_EQ(all.size(), 5u);
+  EXPECT_EQ(all[3].index, 0u);
+  EXPECT_EQ(all[4].index, 2u);
 }
 
 }  // namespace
