@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "sys/cpu_relax.h"
 #include "sys/process.h"
 
 namespace yoke::fabric {
@@ -14,22 +15,14 @@ namespace {
 
 constexpr uint64_t kLookNs = 1'000'000;
 constexpr uint32_t kPausesPerClock = 64;
-// A pause takes 10 to 60 ns. Where each waiting process has a core, spinning covers the usual skew
-// between ranks; where not, the core that we hold is the one that the peer needs.
+// Where each waiting process has a core, spinning covers the usual skew between ranks; where not,
+// the core that we hold is the one that the peer needs.
 constexpr uint32_t kSpinsMax = 2048;
 constexpr uint32_t kSpinsMaxShortOfCores = 64;
 // From here on a wait naps for 1/64 of the time waited so far: a rank that waits for work does not
 // burn a core, and no answer comes more than 1.6 % later.
 constexpr uint64_t kNapAfterNs = 10'000'000;
 constexpr uint64_t kNapNsMax = 1'000'000;
-
-void CpuRelax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");  // waits some ten ns; `yield` is a no-op on most cores
-#endif
-}
 
 }  // namespace
 

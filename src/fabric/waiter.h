@@ -1,6 +1,6 @@
 // How a rank waits for peers: spin a little, then yield, after some milliseconds nap; look at the
-// board now and then, give up at a deadline. Every wait of the fabric goes through here, so none is
-// without a bound.
+// board now and then, give up at a deadline. Every wait of the fabric goes through here, so none
+// outlasts the loss of a peer, and only those for new work or for a disk have no deadline besides.
 #pragma once
 
 #include <cstdint>

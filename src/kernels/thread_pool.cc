@@ -1,6 +1,7 @@
 #include "kernels/thread_pool.h"
 
 #include "base/check.h"
+#include "sys/cpu_relax.h"
 
 namespace yoke::kernels {
 namespace {
@@ -8,14 +9,6 @@ namespace {
 // About 50 us of pauses on the machines of today: longer than a well-balanced phase or a local
 // all-reduce, shorter than a scheduler's time slice.
 constexpr uint32_t kSpins = 1500;
-
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield" ::: "memory");
-#endif
-}
 
 }  // namespace
 
@@ -60,7 +53,7 @@ uint32_t ThreadPool::WaitForRun(uint32_t seen) const {
   for (uint32_t i = 0; i < num_spins_; ++i) {
     const uint32_t run = run_.load(std::memory_order_acquire);
     if (run != seen) return run;
-    Pause();
+    CpuRelax();
   }
   run_.wait(seen, std::memory_order_acquire);
   return run_.load(std::memory_order_acquire);
@@ -77,7 +70,7 @@ void ThreadPool::Barrier() {
   }
   for (uint32_t i = 0; phase_.load(std::memory_order_acquire) == phase; ++i) {
     if (i < num_spins_) {
-      Pause();
+      CpuRelax();
     } else {
       std::this_thread::yield();
     }

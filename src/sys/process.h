@@ -73,7 +73,6 @@ uint64_t AnonymousRssBytes();  // RssAnon + RssShmem
 
 // Cores that this process may use: its affinity, and a container's CPU quota, rounded up.
 int NumCores();
-uint64_t TotalMemoryBytes();
 
 // Monotonic nanoseconds, comparable between processes of one machine.
 uint64_t NowNs();

@@ -14,7 +14,6 @@
 
 #ifdef __APPLE__
 #include <mach/mach.h>
-#include <sys/sysctl.h>
 #else
 #include <sched.h>
 #endif
@@ -40,13 +39,6 @@ uint64_t AnonymousRssBytes() {
 
 int NumCores() {
   return std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-}
-
-uint64_t TotalMemoryBytes() {
-  uint64_t num_bytes = 0;
-  size_t size = sizeof(num_bytes);
-  YOKE_CHECK(::sysctlbyname("hw.memsize", &num_bytes, &size, nullptr, 0) == 0);
-  return num_bytes;
 }
 
 uint64_t NowNs() {
@@ -117,11 +109,6 @@ int NumCores() {
   const uint64_t quota = QuotaCores();
   if (quota > 0 && quota < static_cast<uint64_t>(cores)) cores = static_cast<int>(quota);
   return std::max(1, cores);
-}
-
-uint64_t TotalMemoryBytes() {
-  return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-         static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 uint64_t NowNs() {
