@@ -82,7 +82,7 @@ HWY_INLINE hn::Vec<hn::Full128<float>> SumOfLanes4(const FloatVec (&rows)[4]) {
   return SumBlocks(sum);
 }
 
-// sum a[i] b[i], in one order whatever n is for the caller.
+// sum a[i] b[i]: partial sums of whole groups of 16, then the rest one by one.
 HWY_INLINE float Dot(const float* a, const float* b, size_t n) {
   const FloatTag d;
   FloatVec sums[kSlices];

@@ -9,12 +9,12 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "model/limits.h"
+#include "tensor/dtype.h"
 
 namespace yoke::model {
 namespace {
 
 constexpr const char* kArchitecture = "KimiK3ForConditionalGeneration";
-constexpr size_t kGroupCols = 32;  // weights that share one MXFP4 scale
 
 // The forget gate's bound: a chunk of 16 steps spans at most 16 times this many nats, and half of
 // that must stay within the exponents of f32.
@@ -134,7 +134,7 @@ Status CheckQuantization(const Section& root, const Section& text) {
     weights.MustBe("type", "float");
     weights.MustBe("symmetric", true);
     weights.MustBe("strategy", "group");
-    weights.MustBe("group_size", kGroupCols);
+    weights.MustBe("group_size", kBlockCols);
     YOKE_RETURN_IF_ERROR(weights.Finish());
   }
   return Ok{};
@@ -206,11 +206,11 @@ void CheckSizes(Section& text, const KimiK3Config& config) {
               "at most " + std::to_string(kLayersTimesExpertsMax) + " experts in all " +
                   std::to_string(config.num_layers) + " layers");
   }
-  const std::string multiple = "a multiple of " + std::to_string(kGroupCols) + " (MXFP4 groups)";
-  if (config.expert_ffn_dim % kGroupCols != 0) {
+  const std::string multiple = "a multiple of " + std::to_string(kBlockCols) + " (MXFP4 groups)";
+  if (config.expert_ffn_dim % kBlockCols != 0) {
     text.Fail(ErrorCode::kInvalidArgument, "moe_intermediate_size", multiple);
   }
-  if (config.latent_dim % kGroupCols != 0) {
+  if (config.latent_dim % kBlockCols != 0) {
     text.Fail(ErrorCode::kInvalidArgument, "routed_expert_hidden_size", multiple);
   }
 }

@@ -7,11 +7,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include "kernels/backend.h"
+#include "tensor/dtype.h"
+
 namespace yoke::model {
 namespace {
-
-constexpr size_t kMxfp4GroupCols = 32;
-constexpr size_t kConvTaps = 4;
 
 // Told of one tensor after the other: a full list of Kimi K3's half million is seldom needed.
 using Visitor = std::function<void(const TensorSpec&)>;
@@ -47,7 +47,7 @@ class Lister {
             uint64_t{rows} * cols});
     visit_({prefix_ + name + ".weight_scale",
             FileDType::kU8,
-            {rows, cols / kMxfp4GroupCols},
+            {rows, cols / kBlockCols},
             TensorRole::kExpert,
             0});
   }
@@ -65,7 +65,7 @@ void VisitKda(const KimiK3Config& config, const Lister& attn) {
     attn.Bf16(std::string(name) + ".weight", {inner, dim});
   }
   for (const char* name : {"q_conv1d", "k_conv1d", "v_conv1d"}) {
-    attn.F32(std::string(name) + ".weight", {inner, 1, kConvTaps});
+    attn.F32(std::string(name) + ".weight", {inner, 1, kernels::kKdaConvTaps});
   }
   attn.Bf16("f_a_proj.weight", {head_dim, dim});
   attn.Bf16("f_b_proj.weight", {inner, head_dim});

@@ -27,7 +27,7 @@ KimiK3::KimiK3(const KimiK3Config& config, std::vector<KimiK3Shard> shards, Kimi
 
 KimiK3::~KimiK3() {
   backend_.Flush();
-  buffers_->FreeAll(backend_);
+  buffers_->FreeAll();
 }
 
 // ---- The forward pass ----

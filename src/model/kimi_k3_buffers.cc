@@ -56,8 +56,8 @@ KimiK3Buffers::KimiK3Buffers(const KimiK3Config& config, const KimiK3Shard& shar
   }
 }
 
-void KimiK3Buffers::FreeAll(kernels::Backend& backend) {
-  for (const kernels::BufferId buffer : all_) backend.Free(buffer);
+void KimiK3Buffers::FreeAll() {
+  for (const kernels::BufferId buffer : all_) backend_->Free(buffer);
   all_.clear();
 }
 

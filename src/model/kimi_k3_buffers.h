@@ -22,7 +22,7 @@ struct FfnBuffers {
 struct KimiK3Buffers {
   KimiK3Buffers(const KimiK3Config& config, const KimiK3Shard& shard, const KimiK3Weights& weights,
                 size_t tokens_max, kernels::Backend& backend);
-  void FreeAll(kernels::Backend& backend);
+  void FreeAll();
 
   // The residual stream p, its AttnRes bank [NumBankRows][tokens_max, model_dim], the mix h of
   // them, the normed input x of a block and the block's output y: [tokens_max, model_dim].

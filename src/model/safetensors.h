@@ -1,9 +1,9 @@
 // One safetensors file: its header, checked, and where each tensor lies.
 //
 //   u64 little-endian   N, the length of the header
-//   N bytes             JSON {"NAME": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin,
-//   end]},
-//                             ..., "__metadata__": {...}}; offsets count from the end of the header
+//   N bytes             JSON {"NAME": {"dtype": "BF16", "shape": [2, 3],
+//                                      "data_offsets": [begin, end]}, ..., "__metadata__": {...}};
+//                       offsets count from the end of the header
 //   the data            the tensors without gaps or overlaps, to the end of the file
 #pragma once
 
