@@ -203,16 +203,16 @@ def listed(x):
 
 
 def prompts(tokenizer, held):
-    long = tokenizer.decode(tokenizer.encode(held[len(held) // 2])[:150])
+    long = tokenizer.decode(tokenizer.encode(held[14])[:150])
     return [
         ("one", "And"),
-        ("short", "And it came to pass in those days, that the children of Israel went up to the city, and"),
+        ("short", "And David said unto Saul, Let no man's heart fail because of him; thy servant will go"),
         ("long", long),
     ]
 
 
 def gap(values):
-    """Distance between the two largest."""
+    """Distance between the two largest: small gaps make a greedy test brittle."""
     top = values.topk(2, -1).values
     return (top[..., 0] - top[..., 1]).min().item()
 
