@@ -1,9 +1,9 @@
 // Gated multi-head latent attention, absorbed: queries are taken into the latent space, so that all
 // heads share one cached row per position.
 //
-// Phases: append the step's rows to the caches; attend, up to MlaTask::kQueries queries (heads times
-// tokens of one segment) at a time. The softmax is carried along in groups of kPositions absolute
-// positions, so that a token meets the same sums whichever tokens share its tile.
+// Phases: append the step's rows to the caches; attend, up to MlaTask::kQueries queries (heads
+// times tokens of one segment) at a time. The softmax is carried along in groups of kPositions
+// absolute positions, so that a token meets the same sums whichever tokens share its tile.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

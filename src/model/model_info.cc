@@ -39,8 +39,8 @@ Result<ModelInfo> OpenModel(const std::string& folder) {
                  folder + ": the tokenizer has " + std::to_string(tokenizer.vocab_size()) +
                      " ids, the model only " + std::to_string(config.vocab_size));
   }
-  // A chat turn ends with config.json's eos token, a plain text with the tokenizer's [EOS]: either is
-  // the end.
+  // A chat turn ends with config.json's eos token, a plain text with the tokenizer's [EOS]: either
+  // is the end.
   if (const int eos = tokenizer.SpecialId("[EOS]"); eos >= 0) config.eos_tokens.push_back(eos);
   return ModelInfo{folder, std::move(config), std::move(tokenizer)};
 }

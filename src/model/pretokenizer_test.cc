@@ -51,6 +51,9 @@ TEST(PretokenizerTest, SplitsAsTheOriginalExpression) {
       {" ", " two", " ", " spaces", "\n\n", " ", " next", "\r\n", "line", "  "},
       {"tab", "\tand", "\u00a0nbsp", "\u3000wide"},
       {"a", "\u180eb"},
+      {"\u180e\u180e!"},
+      {"\u200b\u200b!"},
+      {"\302\205", "\302\205", "!"},
       {"x", " ", "\u2028y", "\302\205z"},
       {"\u4f60\u597d", "\u3001", "\u4e16\u754c", "\u3002Kimi", "\u662f\u6a21\u578b"},
       {"\u3005", "\u3006", "\u3007\u3021\u6f22\u5b57", "\u304b\u306a\u30ab\u30ca\u30fc"},
@@ -117,15 +120,15 @@ Pieces SplitByLookahead(const std::string& text) {
 }
 
 TEST(PretokenizerTest, HasClassesThatEqualTheIntersections) {
-  // Every character up to the last ideograph, and what follows only in samples: between letters,
-  // between digits, doubled after a space.
+  // Every character up to the last ideograph, and what follows only in samples: between letters
+  // of each case, after a small letter, between digits, doubled after a space.
   std::string text;
   char32_t num_chars = 0;
   for (char32_t c = 1; c <= 0x10FFFF;
        c += c < 0x33480 || (c >= 0xE0000 && c < 0xE0200) ? 1 : 0x100) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
     const std::string utf8 = EncodeUtf8(c);
-    text += "A" + utf8 + "b1" + utf8 + "2 " + utf8 + utf8 + "\n";
+    text += "A" + utf8 + "b" + utf8 + "1" + utf8 + "2 " + utf8 + utf8 + "\n";
     ++num_chars;
   }
   EXPECT_GT(num_chars, 200'000U);
@@ -186,7 +189,7 @@ TEST(CutLongTextTest, CutsAtTheLimitsOfTheReleasedTokenizer) {
       {"no space: format characters", {{"\u200b", 20'000}, {"\u180e", 5'001}}, {25'000, 1}},
       {"a space between", {{"a", 25'000}, {" ", 1}, {"a", 25'000}}, {50'001}},
       {"longest chunk", {{"a ", 200'000}}, {400'000}},
-      {"two chunks", {{"\U0001f44d ", 300'000}}, {400'000, 200'000}},
+      {"three chunks", {{"\U0001f44d ", 425'000}}, {400'000, 400'000, 50'000}},
       {"a chunk starts a new run", {{"a ", 199'995}, {"a", 25'010}}, {400'000, 25'000}},
       {"both limits at once", {{"a ", 187'500}, {"a", 25'001}}, {400'000, 1}},
       {"runs do not move chunks", {{"a", 25'001}, {" a", 187'500}}, {25'000, 375'000, 1}},

@@ -48,7 +48,8 @@ class WeightSource {
   // [range) of the heads' values; what lies past the model's num_heads must be zero.
   virtual Result<kernels::WeightId> HeadVector(const std::string& name, const shard::Range& heads,
                                                size_t num_heads) = 0;
-  // MXFP4 experts 0..num_experts-1, each cut along rows or columns, stacked by rows. `pattern` holds
+  // MXFP4 experts 0..num_experts-1, each cut along rows or columns, stacked by rows. `pattern`
+  // holds
   // "{}" where the expert's number goes.
   virtual Result<kernels::WeightId> ExpertRows(const std::string& pattern, size_t num_experts,
                                                const shard::Range& rows) = 0;
