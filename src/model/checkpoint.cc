@@ -1,6 +1,7 @@
 #include "model/checkpoint.h"
 
 #include <filesystem>
+#include <initializer_list>
 #include <map>
 #include <system_error>
 #include <utility>
@@ -13,6 +14,13 @@ namespace {
 
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kSingleName = "model.safetensors";
+
+// The parts as one message.
+Error Corrupt(std::initializer_list<std::string_view> parts) {
+  std::string message;
+  for (const std::string_view part : parts) message += part;
+  return {ErrorCode::kCorrupt, std::move(message)};
+}
 
 bool Exists(const std::string& path) {
   std::error_code error;
@@ -109,8 +117,8 @@ Status Checkpoint::AddShard(const std::string& name) {
     tensor.shard_idx = shards_.size();
     const auto [it, is_new] = tensors_.try_emplace(tensor_name, std::move(tensor));
     if (!is_new) {
-      return Error(ErrorCode::kCorrupt, path + ": tensor " + tensor_name + " is also in " +
-                                            shard_names_[it->second.shard_idx]);
+      return Corrupt(
+          {path, ": tensor ", tensor_name, " is also in ", shard_names_[it->second.shard_idx]});
     }
   }
   shards_.push_back(std::move(file));
@@ -122,18 +130,16 @@ Status Checkpoint::CheckIndex(const ShardNames& index) const {
   for (const auto& [name, shard] : index) {
     const FileTensor* const tensor = Find(name);
     if (tensor == nullptr) {
-      return Error(ErrorCode::kCorrupt,
-                   "puts tensor " + name + " in " + shard + ", which lacks it");
+      return Corrupt({"puts tensor ", name, " in ", shard, ", which lacks it"});
     }
     if (shard_names_[tensor->shard_idx] != shard) {
-      return Error(ErrorCode::kCorrupt, "puts tensor " + name + " in " + shard + ", but it is in " +
-                                            shard_names_[tensor->shard_idx]);
+      return Corrupt({"puts tensor ", name, " in ", shard, ", but it is in ",
+                      shard_names_[tensor->shard_idx]});
     }
   }
   for (const auto& [name, tensor] : tensors_) {
     if (index.find(name) == index.end()) {
-      return Error(ErrorCode::kCorrupt,
-                   "lacks tensor " + name + ", which is in " + shard_names_[tensor.shard_idx]);
+      return Corrupt({"lacks tensor ", name, ", which is in ", shard_names_[tensor.shard_idx]});
     }
   }
   return Ok{};

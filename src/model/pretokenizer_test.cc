@@ -31,14 +31,14 @@ std::string Join(const Pieces& pieces) {
 }
 
 const Pretokenizer& Default() {
-  static const Pretokenizer kPretokenizer =
+  static const Pretokenizer pretokenizer =
       Pretokenizer::Create(Pretokenizer::Jit::kIfAvailable).value();
-  return kPretokenizer;
+  return pretokenizer;
 }
 
 const Pretokenizer& Interpreted() {
-  static const Pretokenizer kPretokenizer = Pretokenizer::Create(Pretokenizer::Jit::kOff).value();
-  return kPretokenizer;
+  static const Pretokenizer pretokenizer = Pretokenizer::Create(Pretokenizer::Jit::kOff).value();
+  return pretokenizer;
 }
 
 // The expected pieces are those of another engine (Python's regex module) for the expression as it

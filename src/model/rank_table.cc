@@ -13,27 +13,27 @@
 namespace yoke::model {
 namespace {
 
-std::array<int8_t, 256> MakeBase64Digits() {
+constexpr std::array<int, 256> MakeBase64Digits() {
   constexpr std::string_view kAlphabet =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::array<int8_t, 256> digits;
+  std::array<int, 256> digits = {};
   digits.fill(-1);
   for (size_t i = 0; i < kAlphabet.size(); ++i) {
-    digits[static_cast<uint8_t>(kAlphabet[i])] = static_cast<int8_t>(i);
+    digits[static_cast<uint8_t>(kAlphabet[i])] = static_cast<int>(i);
   }
   return digits;
 }
+constexpr std::array<int, 256> kBase64Digits = MakeBase64Digits();
 
 // Appends the decoded bytes; false if the text is not base64 with its padding.
 bool DecodeBase64(std::string_view text, std::vector<char>& out) {
-  static const std::array<int8_t, 256> kDigits = MakeBase64Digits();
   if (text.empty() || text.size() % 4 != 0) return false;
   const size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
   text.remove_suffix(padding);
   uint32_t bits = 0;
   int num_bits = 0;
   for (const char c : text) {
-    const int digit = kDigits[static_cast<uint8_t>(c)];
+    const int digit = kBase64Digits[static_cast<uint8_t>(c)];
     if (digit < 0) return false;
     bits = bits << 6 | static_cast<uint32_t>(digit);
     num_bits += 6;
