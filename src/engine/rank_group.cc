@@ -24,6 +24,8 @@ using fabric::Phase;
 
 constexpr auto kReapPeriod = std::chrono::milliseconds(20);
 constexpr uint64_t kReportPeriodNs = 50'000'000;
+// For a whole step, longer than a rank waits for a peer, so that the rank's message comes first.
+constexpr uint64_t kStepNs = 600'000'000'000;
 constexpr uint64_t kStopNs = 2'000'000'000;  // for an orderly end
 constexpr size_t kResultBytesMax = size_t{1} << 32;
 constexpr int kSegmentFd = 3;
@@ -76,7 +78,7 @@ class RankGroup::Impl {
         segment_(std::move(segment)),
         board_(fabric::BoardIn(segment_)),
         control_(std::move(control)),
-        waiter_(board_, options_.num_ranks(), -1, {}),
+        waiter_(board_, options_.num_ranks(), -1, {.deadline_ns = kStepNs}),
         link_(fabric::MakeShmLink(segment_, options_.num_ranks(), options_.num_ranks(), 0)) {}
 
   ~Impl() {
