@@ -57,6 +57,8 @@ Status RunTogether(RankGroup& group, std::vector<Cursor> cursors, size_t chunk) 
     YOKE_CHECK(result.items.size() == in_step.size());
     for (size_t i = 0; i < in_step.size(); ++i) {
       const std::vector<float>& rows = result.items[i].rows;
+      const auto finite = [](float logit) { return std::isfinite(logit); };
+      if (!std::all_of(rows.begin(), rows.end(), finite)) return NotFiniteError();
       in_step[i]->rows->insert(in_step[i]->rows->end(), rows.begin(), rows.end());
       in_step[i]->position += counts[i];
     }

@@ -24,7 +24,8 @@ struct ForceOptions {
   bool together = false;  // all sequences share steps, else one after the other
 };
 
-// Result i: logits of script i, [tokens.size(), vocab_size].
+// Result i: logits of script i, [tokens.size(), vocab_size]. Logits that are not finite are an
+// error.
 Result<std::vector<std::vector<float>>> TeacherForce(RankGroup& group,
                                                      std::span<const Script> scripts,
                                                      const ForceOptions& options);
